@@ -1,0 +1,1 @@
+"""Checks of losslessness that a user can run."""

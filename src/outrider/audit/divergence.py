@@ -1,0 +1,71 @@
+"""Where two greedy outputs of the same target part, and whether a near tie of its two best logits explains it.
+
+Finite precision makes a product's last bits depend on how many rows it has (a tree has several, plain decoding one). Where
+the two best logits are closer than that noise, either token is the target's argmax; anything wider is a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.engine.engine import Engine
+from outrider.models.base import Segment
+
+NEAR_TIE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
+"""Gap between the two best logits under which their order is noise; measured in ``docs/guarantees.md``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two outputs. ``position`` is the first output index that differs, ``gap`` the best two logits' distance there."""
+
+    is_identical: bool
+    tokens: int
+    position: int | None = None
+    gap: float | None = None
+    tolerance: float = 0.0
+    choices: tuple[int, int] | None = None
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether the difference is explained."""
+        return self.gap is not None and self.gap <= self.tolerance
+
+    def describe(self) -> str:
+        """One sentence."""
+        if self.is_identical:
+            return f"outputs are identical ({self.tokens} tokens)"
+        verdict = "a near tie" if self.is_near_tie else "NOT a near tie: please report this"
+        return (
+            f"outputs first differ at token {self.position}: the target's logits for the two choices are {self.gap:.2g} "
+            f"apart there, {verdict} (tolerance {self.tolerance:g})"
+        )
+
+
+def compare_outputs(
+    engine: Engine, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]
+) -> Comparison:
+    """Compare two greedy outputs for the same prompt tokens; evaluates the target once where they part.
+
+    The gap is between the logits of the two tokens that were chosen, by the one-row path of plain decoding.
+    """
+    shortest = min(len(first), len(second))
+    position = next((i for i in range(shortest) if first[i] != second[i]), shortest)
+    if position == shortest and len(first) == len(second):
+        return Comparison(True, shortest)
+    tolerance = NEAR_TIE[getattr(getattr(engine.model, "plan", None), "dtype", torch.float64)]
+    if position == shortest:
+        return Comparison(False, shortest, position, float("inf"), tolerance)
+    cache = engine.model.new_cache()
+    prefix = [*prompt, *first[:position]]
+    engine.model.forward([Segment(cache, prefix[:-1], logit_rows=())]) if len(prefix) > 1 else None
+    cache.commit(range(cache.scratch))
+    logits = engine.model.forward([Segment(cache, prefix[-1:])])[0].logits[0].float()
+    chosen = (first[position], second[position])
+    best = float(logits[: engine.tokenizer.vocab_size].max())
+    # Both choices must be near the best: a token that merely ties with another loser explains nothing.
+    gap = best - min(float(logits[chosen[0]]), float(logits[chosen[1]]))
+    return Comparison(False, shortest, position, gap, tolerance, chosen)

@@ -1,0 +1,34 @@
+"""What an engine is made of, as the user names it. Imports nothing of the package but errors and types."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from outrider.types import ProposalKind
+
+
+class EngineConfig(BaseModel):
+    """One engine. Parts are given as ``name`` or ``name:option=value,option=value`` (``engine/spec.py``).
+
+    ``shape``, ``verifier`` and ``proposal`` may be left out: the drafter's default shape; greedy matching at temperature 0 and
+    multi-step sampling above; the best children at temperature 0 and for n-grams, drawn children otherwise.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = "smollm2-135m"
+    draft_model: str | None = None
+    drafter: str = "ngram"
+    shape: str | None = None
+    verifier: str | None = None
+    proposal: ProposalKind | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    weights: Literal["auto", "bf16", "int8", "int4"] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    threads: Annotated[int | None, Field(ge=1, description="compute threads; default: one per core")] = None
+    max_nodes: Annotated[int, Field(ge=0, le=4096, description="guesses per step at most")] = 64
+    adaptive: bool = True
+    fallback: bool = False
+    trust_remote_code: bool = False

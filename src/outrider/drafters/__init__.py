@@ -1,0 +1,1 @@
+"""Draft sources: one file each. They guess; they never decide."""

@@ -1,0 +1,84 @@
+"""Candidates from a language model: grows scratch entries in a cache as a shape expands the tree, level by level.
+
+Shared by every drafter that is itself a model (``small_model``, ``layer_skip``). Knows no shape and no verifier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.models.base import LanguageModel, Segment, SequenceCache
+from outrider.sampling.transform import LogitsPipeline
+from outrider.trees.shapes.base import Candidates
+from outrider.trees.token_tree import TokenTree
+from outrider.types import ProposalKind
+
+
+class ModelSource:
+    """A ``ChildSource`` for one proposal.
+
+    Args:
+        name: recorded as the source of every node.
+        model, cache: who guesses, and where its entries go; the caller rolls back or commits.
+        pipeline: the request's logits pipeline.
+        output: output tokens committed so far, root included.
+        root_rows: logits [1, vocabulary] of the root when it is in the cache already, else ``None``: the root is then
+            forwarded as the first scratch row.
+        exit_layer: draft with the model's first blocks only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: LanguageModel,
+        cache: SequenceCache,
+        pipeline: LogitsPipeline,
+        output: Sequence[int],
+        root_rows: Tensor | None = None,
+        exit_layer: int | None = None,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.cache = cache
+        self.pipeline = pipeline
+        self.output = list(output)
+        self.slots: dict[int, int] = {}  # node -> its scratch slot
+        self._root_rows = root_rows
+        self._exit_layer = exit_layer
+        self._visible: NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)  # ancestors of each forwarded slot
+        self._first_position = cache.length - (0 if root_rows is None else 1)
+
+    def candidates(self, tree: TokenTree, nodes: Sequence[int]) -> list[Candidates]:
+        """One draft forward for all ``nodes``; their distributions after the request's processing."""
+        if self._root_rows is not None and list(nodes) == [0]:
+            rows = self._root_rows
+        else:
+            rows = self._forward(tree, nodes)
+        missing = self.pipeline.vocab_size - rows.shape[-1]
+        if missing > 0:  # a draft head with fewer padding rows than the target's tokenizer has tokens
+            rows = F.pad(rows, (0, missing), value=float("-inf"))
+        process = self.pipeline.ranking if tree.kind is ProposalKind.DETERMINISTIC else self.pipeline.probabilities
+        return [
+            Candidates(probabilities=process(row, [*self.output, *tree.path_tokens(node)]))
+            for row, node in zip(rows, nodes, strict=True)
+        ]
+
+    def _forward(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
+        before, count = self._visible.shape[0], len(nodes)
+        visible: NDArray[np.bool_] = np.zeros((before + count, before + count), dtype=np.bool_)
+        visible[:before, :before] = self._visible
+        parent_slots = np.array([self.slots.get(tree.parents[node], -1) for node in nodes])
+        has_slot = parent_slots >= 0
+        new = np.arange(before, before + count)
+        visible[new[has_slot], :before] = self._visible[parent_slots[has_slot]]
+        visible[new, new] = True
+        self._visible = visible
+        self.slots.update(zip(nodes, new.tolist(), strict=True))
+        positions = [self._first_position + tree.depths[node] for node in nodes]
+        segment = Segment(self.cache, [tree.tokens[n] for n in nodes], positions, visible[before:])
+        return self.model.forward([segment], exit_layer=self._exit_layer)[0].logits

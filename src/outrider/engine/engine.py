@@ -1,0 +1,359 @@
+"""The public API: load a model, generate, stream, run batches, look at what every step did.
+
+    import outrider
+    engine = outrider.load("smollm2-135m", drafter="ngram")
+    for event in engine.stream(engine.encode("Tell me about the sea.")):
+        print(event.text, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.config import EngineConfig
+from outrider.drafters.base import DraftContext, DraftSession
+from outrider.engine.build import Lane, build_lane, check_draft_vocabulary, plan_parts
+from outrider.engine.loading import LoadedModel, Progress, load_model
+from outrider.engine.stats import Stats, fold
+from outrider.engine.text_stream import TextStream
+from outrider.errors import ContextLengthError, InvalidOptionError, UsageError
+from outrider.models.base import SequenceCache
+from outrider.sampling.draw import SeededStream
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.transform import LogitsPipeline
+from outrider.schedules.sequence import RunningSequence, TokenLogprob
+from outrider.schedules.stopping import StopRules
+from outrider.text.stop import StopStrings
+from outrider.text.tokenizer import Tokenizer
+from outrider.types import FinishReason, Regime, StepRecord
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished request. ``tokens`` include a final stop token; ``text`` excludes it and any stop string."""
+
+    prompt_tokens: int
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    records: tuple[StepRecord, ...]
+    stats: Stats
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step of a stream: newly printable text, its tokens, what the step did; ``result`` on the last event only."""
+
+    text: str
+    tokens: tuple[int, ...]
+    record: StepRecord | None
+    result: Result | None = None
+
+
+class Session:
+    """Caches that outlive a request: a chat's next turn prefills only what is new."""
+
+    def __init__(self) -> None:
+        self.cache: SequenceCache | None = None
+        self.tokens: list[int] = []  # the text that the cache covers
+        self.drafts: dict[Regime, DraftSession] = {}
+
+
+@dataclass(slots=True)
+class _Active:
+    """A running request and what only the engine needs to know of it."""
+
+    key: object
+    sequence: RunningSequence
+    text: TextStream
+    lane: Lane
+    session: Session
+
+
+class Engine:
+    """A loaded target with a drafter, a shape, a verifier and a schedule. Build with ``outrider.load``."""
+
+    def __init__(self, config: EngineConfig, target: LoadedModel, draft: LoadedModel | None = None) -> None:
+        self.config = config
+        self._target = target
+        self._draft = draft
+        self.model = target.model
+        self.tokenizer: Tokenizer = target.tokenizer
+        if draft is not None:
+            check_draft_vocabulary(target, draft)
+        self._refusals: dict[Regime, UsageError] = {}
+        self._lanes: dict[Regime, Lane] = {}
+        for regime in Regime:
+            try:
+                plan = plan_parts(config, regime)
+            except UsageError as error:
+                self._refusals[regime] = error
+                continue
+            self._lanes[regime] = build_lane(config, plan, target.model, draft.model if draft else None)
+        if not self._lanes:
+            raise self._refusals[Regime.GREEDY]
+
+    # -- text in, text out ---------------------------------------------------------------------------------
+
+    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
+        """Prompt tokens: a string goes through the chat template (unless ``raw`` or there is none), messages always do.
+
+        Raises:
+            InvalidOptionError: messages for a model without a chat template.
+        """
+        if isinstance(prompt, str):
+            if raw or self.tokenizer.chat_template is None:
+                return self.tokenizer.encode(prompt)
+            return self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+        if prompt and isinstance(prompt[0], Mapping):
+            messages = [m for m in prompt if isinstance(m, Mapping)]
+            if self.tokenizer.chat_template is None:
+                raise InvalidOptionError(f"model '{self.config.model}' has no chat template; give a plain prompt")
+            return self.tokenizer.apply_chat_template(messages)
+        return [token for token in prompt if isinstance(token, int)]
+
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, session: Session | None = None) -> Result:
+        """The whole answer at once."""
+        for event in self.stream(prompt, params, session):
+            if event.result is not None:
+                return event.result
+        raise AssertionError("a stream always ends with a result")
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, session: Session | None = None
+    ) -> Iterator[Event]:
+        """Decode step by step. Closing the iterator early cancels the request and leaves every cache consistent.
+
+        Args:
+            prompt: text, messages, or token ids (used as they are).
+            params: sampling parameters; greedy, 256 tokens when left out.
+            session: caches to continue from and to leave for the next turn.
+
+        Raises:
+            UsageError: before anything runs, when the request cannot be honoured.
+        """
+        active = self._admit(0, prompt, params or SamplingParams(), session or Session())
+        return self._events(active)
+
+    def run(
+        self, requests: Iterable[tuple[object, Prompt, SamplingParams]], batch: int = 1
+    ) -> Iterator[tuple[object, Result]]:
+        """Decode many requests, ``batch`` at a time; yields (key, result) as each finishes.
+
+        A finished request's place is taken by the next one at once.
+        """
+        if batch < 1:
+            raise InvalidOptionError(f"batch={batch} is not allowed: it must be at least 1")
+        waiting = iter(requests)
+        running: list[_Active] = []
+        try:
+            while True:
+                while len(running) < batch and (request := next(waiting, None)) is not None:
+                    active = self._admit(*request, Session())
+                    running.append(active)
+                    if not self._is_finished(active):
+                        self._prefill(active)
+                if not running:
+                    return
+                for lane in self._lanes.values():
+                    if group := [a for a in running if a.lane is lane and not self._is_finished(a)]:
+                        lane.schedule.step([a.sequence for a in group])
+                for active in [a for a in running if self._is_finished(a)]:
+                    running.remove(active)
+                    active.text.push(active.sequence.output, is_last=True)
+                    yield active.key, self._close(active)
+        finally:
+            for active in running:
+                self._close(active)
+
+    def new_session(self) -> Session:
+        """Caches for a conversation; pass it to each turn's ``stream`` or ``generate``."""
+        return Session()
+
+    def plain(self) -> Engine:
+        """The same loaded target without speculation, for comparison."""
+        config = self.config.model_copy(
+            update={"drafter": "none", "shape": None, "verifier": None, "proposal": None, "draft_model": None}
+        )
+        return Engine(config, self._target)
+
+    def with_parts(self, **parts: str | bool | int | None) -> Engine:
+        """The same loaded models with other parts: ``drafter``, ``shape``, ``verifier``, ``proposal``, ``adaptive``, ``max_nodes``."""
+        allowed = {"drafter", "shape", "verifier", "proposal", "adaptive", "max_nodes"}
+        if unknown := set(parts) - allowed:
+            raise InvalidOptionError(f"with_parts cannot change {', '.join(sorted(unknown))}; load a new engine")
+        config = EngineConfig.model_validate(self.config.model_dump() | parts)
+        return Engine(config, self._target, self._draft)
+
+    def describe(self) -> dict[str, str]:
+        """What runs, for people."""
+        lane = next(iter(self._lanes.values()))
+        verifiers = {regime.value: lane.plan.verifier.name for regime, lane in self._lanes.items()}
+        return {
+            "model": self._target.location.name,
+            "dtype": str(self._target.dtype).removeprefix("torch."),
+            "weights": self._target.weights,
+            "device": str(self.model.device),
+            "threads": str(torch.get_num_threads()),
+            "drafter": self.config.drafter if self._draft is None else f"{self.config.drafter} ({self._draft.location.name})",
+            "shape": self.config.shape or _spec_text(lane),
+            "verifier": ", ".join(f"{name} ({regime})" for regime, name in verifiers.items()),
+        }
+
+    # -- one request ---------------------------------------------------------------------------------------
+
+    def _admit(self, key: object, prompt: Prompt, params: SamplingParams, session: Session) -> _Active:
+        tokens = self.encode(prompt)
+        lane = self._lane(params.regime)
+        self._check_tokens(tokens, params)
+        room = self.model.context_length - len(tokens)
+        if room < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(tokens)} tokens but the context of '{self._target.location.name}' holds "
+                f"{self.model.context_length}; shorten it to {self.model.context_length - 1} at most"
+            )
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
+        vocabulary = min(self.model.vocab_size, self.tokenizer.vocab_size)
+        pipeline = LogitsPipeline(params, vocabulary, stop_ids, tokens)
+        stops = StopStrings(self.tokenizer, params.stop) if params.stop else None
+        limit = FinishReason.LENGTH if params.max_tokens <= room else FinishReason.CONTEXT
+        rules = StopRules(stop_ids, params.min_tokens, min(params.max_tokens, room), limit, stops)
+        cache = self._reusable_cache(session, tokens)
+        draft_session = session.drafts.setdefault(params.regime, lane.drafter.new_session())
+        random = SeededStream(params.seed)
+        # With a fixed seed above temperature 0 the draws depend on the tree, so the clock must not choose it.
+        is_adaptive = params.regime is Regime.GREEDY or params.seed is None
+        sequence = RunningSequence(tokens, pipeline, random, rules, lane.verifier, cache, draft_session, is_adaptive)
+        if params.max_tokens == 0:
+            sequence.finish = FinishReason.LENGTH
+        draft_session.begin(DraftContext(tokens, pipeline, random, self.model, cache))
+        return _Active(key, sequence, TextStream(self.tokenizer, stops), lane, session)
+
+    def _events(self, active: _Active) -> Iterator[Event]:
+        sequence = active.sequence
+        is_closed = False
+        try:
+            while True:
+                record: StepRecord | None = None
+                if not self._is_finished(active):
+                    record = self._advance(active)
+                is_last = self._is_finished(active)
+                tokens = () if record is None else record.emitted
+                text = active.text.push(tokens, is_last)
+                if is_last:
+                    is_closed = True
+                    yield Event(text, tokens, record, self._close(active))
+                    return
+                yield Event(text, tokens, record)
+        finally:
+            if not is_closed:
+                sequence.finish = FinishReason.CANCELLED
+                self._close(active)
+
+    def _advance(self, active: _Active) -> StepRecord:
+        if not active.sequence.records:
+            return self._prefill(active)
+        return active.lane.schedule.step([active.sequence])[0]
+
+    def _prefill(self, active: _Active) -> StepRecord:
+        return active.lane.schedule.prefill(active.sequence)
+
+    def _close(self, active: _Active) -> Result:
+        """Leave every cache at the committed text and make the result."""
+        sequence, session = active.sequence, active.session
+        sequence.session.end()
+        sequence.cache.rollback()
+        session.cache = sequence.cache
+        session.tokens = [*sequence.prompt, *sequence.output][: sequence.cache.length]
+        return Result(
+            prompt_tokens=len(sequence.prompt),
+            tokens=tuple(sequence.output),
+            text=active.text.text,
+            finish_reason=sequence.finish or FinishReason.CANCELLED,
+            records=tuple(sequence.records),
+            stats=fold(sequence.records, len(sequence.prompt)),
+            logprobs=tuple(sequence.logprobs) if sequence.pipeline.params.logprobs is not None else None,
+        )
+
+    @staticmethod
+    def _is_finished(active: _Active) -> bool:
+        return active.sequence.finish is not None
+
+    def _lane(self, regime: Regime) -> Lane:
+        if regime in self._refusals:
+            raise self._refusals[regime]
+        return self._lanes[regime]
+
+    def _reusable_cache(self, session: Session, tokens: Sequence[int]) -> SequenceCache:
+        shared = 0
+        # The last prompt token is always evaluated anew: its logits give the first output token.
+        for old, new in zip(session.tokens, tokens[:-1], strict=False):
+            if old != new:
+                break
+            shared += 1
+        if session.cache is not None and session.cache.can_truncate(shared):
+            session.cache.truncate(shared)
+            return session.cache
+        return self.model.new_cache()
+
+    def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:
+        size = min(self.model.vocab_size, self.tokenizer.vocab_size)
+        if not tokens:
+            raise InvalidOptionError("the prompt is empty; give at least one token of text")
+        for what, ids in (("prompt token", tokens), ("logit_bias token", params.logit_bias)):
+            if bad := [i for i in ids if not 0 <= i < size]:
+                raise InvalidOptionError(f"{what} {bad[0]} is outside the vocabulary of {size} tokens")
+        if params.logprobs is not None and params.logprobs > size:
+            raise InvalidOptionError(f"logprobs={params.logprobs} is more than the vocabulary's {size} tokens")
+
+
+def load(
+    model: str = "smollm2-135m",
+    *,
+    regime: Regime | None = None,
+    progress: Progress | None = None,
+    **options: object,
+) -> Engine:
+    """Load a model and build an engine around it.
+
+    Args:
+        model: catalogue name, directory, ``.gguf`` file or hub id.
+        regime: refuse at once, before weights load, parts that are not exact for it (else at the first request).
+        progress: called with (stage, bytes done, bytes in all) while a model is fetched.
+        options: the other fields of ``outrider.config.EngineConfig`` (drafter, shape, verifier, draft_model, dtype, ...).
+
+    Raises:
+        UsageError, RunError: one sentence that says what was wrong and how to fix it.
+    """
+    from pydantic import ValidationError
+
+    from outrider.sampling.params import usage_error
+
+    try:
+        config = EngineConfig.model_validate({"model": model, **options})
+    except ValidationError as error:
+        raise usage_error(error) from None
+    refusals = []
+    for checked in Regime if regime is None else (regime,):
+        try:
+            plan_parts(config, checked)
+        except UsageError as error:
+            refusals.append(error)
+    if refusals and (regime is not None or len(refusals) == len(Regime)):
+        raise refusals[0]
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    target = load_model(config.model, config, progress)
+    draft = None if config.draft_model is None else load_model(config.draft_model, config, progress)
+    return Engine(config, target, draft)
+
+
+def _spec_text(lane: Lane) -> str:
+    options = lane.plan.shape.options.model_dump()
+    return lane.plan.shape.name + (":" + ",".join(f"{k}={v}" for k, v in options.items()) if options else "")

@@ -1,0 +1,109 @@
+"""A model's name -> a model that runs and its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from outrider.config import EngineConfig
+from outrider.errors import InvalidOptionError, UnsupportedModelError
+from outrider.models.base import LanguageModel
+from outrider.models.decoder import Decoder
+from outrider.models.load import ModelLocation, open_checkpoint, resolve
+from outrider.models.weights import WeightFormat, WeightPlan
+from outrider.text.tokenizer import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, its tokenizer, and where they came from."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    location: ModelLocation
+    dtype: torch.dtype
+    weights: str
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is CUDA when there is a GPU.
+
+    Raises:
+        InvalidOptionError: CUDA was asked for and is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidOptionError(f"device '{name}' asked for, but torch sees no CUDA GPU; use --device cpu")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """``auto`` is bfloat16 where the hardware computes in it, else float32.
+
+    Raises:
+        InvalidOptionError: float16 on a CPU.
+    """
+    if name == "auto":
+        has_bf16 = device.type == "cuda" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return torch.bfloat16 if has_bf16 else torch.float32
+    if name == "float16" and device.type == "cpu":
+        raise InvalidOptionError("--dtype float16 is for GPUs; on a CPU use bfloat16 or float32")
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def load_model(spec: str, config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
+    """Resolve, check and load a model (target or draft).
+
+    Raises:
+        UsageError, RunError: as ``models/load.py`` and ``models/weights.py`` say.
+    """
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, device)
+    plan = WeightPlan(dtype, WeightFormat(config.weights), device)
+    location = resolve(spec, progress)
+    if config.fallback:
+        return _load_fallback(location, config, dtype, device)
+    try:
+        checkpoint = open_checkpoint(location)
+    except UnsupportedModelError:
+        if location.kind != "pretrained":
+            raise
+        return _load_fallback(location, config, dtype, device)
+    if location.kind == "gguf":
+        tokenizer = Tokenizer.from_gguf(getattr(checkpoint, "metadata", {}))
+    else:
+        tokenizer = Tokenizer.from_directory(location.path)
+    decoder = Decoder(checkpoint, plan)
+    return LoadedModel(decoder, tokenizer, location, dtype, weights_label(decoder))
+
+
+def weights_label(decoder: Decoder) -> str:
+    """How the matrices ended up being held, for ``describe``."""
+    plan = decoder.plan
+    if decoder.has_int4:
+        return "int4 groups of 32, bfloat16 for many rows"
+    if plan.packed and plan.format is WeightFormat.INT8:
+        return "int8 rows, bfloat16 for many rows"
+    return str(plan.dtype).removeprefix("torch.") + (" (prepacked)" if plan.packed else "")
+
+
+def _load_fallback(
+    location: ModelLocation, config: EngineConfig, dtype: torch.dtype, device: torch.device
+) -> LoadedModel:
+    from outrider.models.hf import TransformersModel
+
+    if location.kind != "pretrained":
+        raise InvalidOptionError(f"--fallback needs a transformers directory or hub id, not the file '{location.name}'")
+    if config.weights != "auto":
+        raise InvalidOptionError(f"--weights {config.weights} is not available through transformers; use auto")
+    model = TransformersModel.from_directory(
+        location.path, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
+    )
+    label = f"{str(dtype).removeprefix('torch.')} (transformers)"
+    return LoadedModel(model, Tokenizer.from_directory(location.path), location, dtype, label)

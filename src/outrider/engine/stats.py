@@ -1,0 +1,89 @@
+"""Statistics of a generation: folds over step records, under vLLM's names and definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from outrider.types import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a request (or several) did.
+
+    ``num_drafts`` counts steps that drafted anything; ``num_accepted_tokens`` counts accepted guesses that were kept;
+    ``mean_acceptance_length`` is tokens kept per such step, the bonus token included (1.0 means no guess was kept). Seconds are
+    wall clock; ``prefill_seconds`` covers the pass that reads the prompt and emits the first token.
+    ``tokens_per_second`` is the decode rate: tokens after the first one over ``decode_seconds``.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    num_steps: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    prefill_seconds: float
+    draft_seconds: float
+    target_seconds: float
+    verify_seconds: float
+    other_seconds: float
+
+    @property
+    def decode_seconds(self) -> float:
+        return self.draft_seconds + self.target_seconds + self.verify_seconds + self.other_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        decoded = self.output_tokens - 1
+        return decoded / self.decode_seconds if decoded > 0 and self.decode_seconds > 0 else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """Every figure, for JSON."""
+        return {**asdict(self), "decode_seconds": self.decode_seconds, "tokens_per_second": self.tokens_per_second}
+
+
+def fold(records: Iterable[StepRecord], prompt_tokens: int) -> Stats:
+    """Statistics of one request's records."""
+    output = drafts = drafted = accepted = kept_in_drafts = steps = 0
+    prefill = draft = target = verify = other = 0.0
+    per_position: list[int] = []
+    for record in records:
+        output += len(record.emitted)
+        if record.phase == "prefill":
+            prefill += record.times.total
+            continue
+        steps += 1
+        draft += record.times.draft
+        target += record.times.target
+        verify += record.times.verify
+        other += record.times.other
+        if record.drafted:
+            kept = min(record.accepted, len(record.emitted))
+            drafts += 1
+            drafted += record.drafted
+            accepted += kept
+            kept_in_drafts += len(record.emitted)
+            per_position.extend([0] * (kept - len(per_position)))
+            for position in range(kept):
+                per_position[position] += 1
+    return Stats(
+        prompt_tokens=prompt_tokens,
+        output_tokens=output,
+        num_steps=steps,
+        num_drafts=drafts,
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        num_accepted_tokens_per_pos=tuple(per_position),
+        mean_acceptance_length=kept_in_drafts / drafts if drafts else 1.0,
+        draft_acceptance_rate=accepted / drafted if drafted else 0.0,
+        prefill_seconds=prefill,
+        draft_seconds=draft,
+        target_seconds=target,
+        verify_seconds=verify,
+        other_seconds=other,
+    )

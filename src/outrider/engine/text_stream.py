@@ -1,0 +1,39 @@
+"""Tokens -> printable text: UTF-8 safe, and nothing of a stop string is ever shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.text.detokenize import IncrementalDetokenizer
+from outrider.text.stop import StopStrings
+from outrider.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """The text of one request; deltas concatenate to the final text."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: StopStrings | None) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._stops = stops
+        self._text = ""
+        self._shown = 0
+
+    def push(self, tokens: Sequence[int], is_last: bool) -> str:
+        """The text that ``tokens`` make printable; with ``is_last``, everything that was held back, stop strings cut."""
+        self._text += self._detokenizer.push(tokens)
+        end = len(self._text)
+        if is_last:
+            self._text += self._detokenizer.flush()
+            if self._stops is not None:
+                self._text = self._stops.trim(self._text)
+            end = len(self._text)
+        elif self._stops is not None:
+            end = self._stops.safe_length(self._text)
+        delta = self._text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return delta
+
+    @property
+    def text(self) -> str:
+        """Everything shown so far."""
+        return self._text[: self._shown]

@@ -1,0 +1,1 @@
+"""Language models behind one contract (``base.py``): our decoder, the transformers fallback and the toy."""

@@ -1,0 +1,1 @@
+"""Text: tokenizers, incremental detokenisation and stop strings. Only text/, server/ and cli/ know that text exists."""

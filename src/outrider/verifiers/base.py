@@ -1,0 +1,69 @@
+"""The contract of a verification rule. No model, no cache, no clock: it can be tested by enumeration."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from outrider.sampling.draw import RandomStream
+from outrider.trees.token_tree import TokenTree
+from outrider.types import ProposalKind, Regime, Topology
+
+Exactness = frozenset[tuple[ProposalKind, Topology, Regime]]
+
+
+class TargetDistributions(Protocol):
+    """The target's processed distributions at a tree's nodes, computed when asked for (few nodes are visited)."""
+
+    def probabilities(self, node: int) -> Tensor:
+        """float64 [vocabulary], after all sampling parameters; one-hot at temperature 0. Must not be modified."""
+        ...
+
+    def greedy_token(self, node: int) -> int:
+        """The best token after penalties and bias."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The accepted nodes from the root down (root excluded), and the token that follows them."""
+
+    path: tuple[int, ...]
+    next_token: int
+
+
+class Verifier(ABC):
+    """A rule that decides which guesses stay so that the output law is the target's.
+
+    Class attributes:
+        exact_for: the (proposal kind, topology, regime) triples for which the law is exactly the target's.
+        lossy: true for rules that must be asked for explicitly.
+        summary, source: one line and a citation for ``outrider methods``.
+    """
+
+    exact_for: ClassVar[Exactness]
+    lossy: ClassVar[bool] = False
+    summary: ClassVar[str]
+    source: ClassVar[str]
+
+    @abstractmethod
+    def verify(self, tree: TokenTree, target: TargetDistributions, random: RandomStream, position: int) -> Verdict:
+        """Walk the tree.
+
+        Args:
+            tree: the proposal, with its trials in draw order.
+            target: distributions at its nodes.
+            random: keyed draws (``sampling/draw.py`` says which keys belong to whom).
+            position: output tokens kept before this step.
+        """
+
+
+def exactness(
+    kinds: Sequence[ProposalKind], topologies: Sequence[Topology], regimes: Sequence[Regime]
+) -> Exactness:
+    """Every combination of the arguments."""
+    return frozenset((k, t, r) for k in kinds for t in topologies for r in regimes)
