@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ProposalKind(StrEnum):
@@ -75,3 +79,23 @@ class StepRecord:
     sources: tuple[str, ...] = ()
     accepted_path: tuple[int, ...] = ()
     times: StepTimes = field(default_factory=StepTimes)
+
+
+class Role(IntEnum):
+    """Who draws; part of the key."""
+
+    TARGET = 0
+    DRAFT = 1
+    ACCEPT = 2
+
+
+class RandomStream(Protocol):
+    """The two random decisions that speculative decoding makes."""
+
+    def bernoulli(self, probability: float, position: int, role: Role, draw: int) -> bool:
+        """True with ``probability`` (values outside [0, 1] are clipped)."""
+        ...
+
+    def categorical(self, probabilities: Tensor, position: int, role: Role, draw: int) -> int:
+        """An index with the given probabilities, [vocabulary]; they need not sum to exactly 1."""
+        ...

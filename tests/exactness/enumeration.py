@@ -22,8 +22,8 @@ H = TypeVar("H", bound=Hashable)
 class EnumeratingStream:
     """A ``RandomStream`` that follows a plan of choices and records what else could have been chosen.
 
-    ``keys`` are those of the draws that branched; a key used twice in one run is an error, because a counter-based stream
-    would give both draws the same outcome.
+    ``keys`` are those of the draws that branched; a key used twice in one run is an error, because a counter-based
+    stream would give both draws the same outcome.
     """
 
     def __init__(self) -> None:

@@ -44,8 +44,8 @@ class World:
     memo: dict[tuple[str, tuple[int, ...]], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Seeds chosen so that p exceeds q on two tokens or more at most nodes: with one, the residual is one-hot and several
-        # mistakes leave no trace.
+        # Seeds chosen so that p exceeds q on two tokens or more at most nodes: with one, the residual is one-hot and
+        # several mistakes leave no trace.
         self.models = {
             "target": ToyModel(self.vocab_size, order=self.order, sharpness=0.7, seed=10),
             "draft": ToyModel(self.vocab_size, order=self.order, sharpness=0.7, seed=30),
@@ -53,7 +53,8 @@ class World:
         }
         params = {"target": self.target_params, "draft": self.draft_params, "second": self.draft_params}
         self.pipelines = {
-            name: LogitsPipeline(params[name], self.vocab_size, stop_ids=frozenset({0}), prompt=PROMPT) for name in params
+            name: LogitsPipeline(params[name], self.vocab_size, stop_ids=frozenset({0}), prompt=PROMPT)
+            for name in params
         }
 
     def logits(self, who: str, above: Sequence[int]) -> Tensor:

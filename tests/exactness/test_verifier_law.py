@@ -1,12 +1,11 @@
 """Every registered verifier, on every kind of proposal that it claims to be exact for, by exact enumeration.
 
-The trees are drawn by the production shapes and judged by the production verifiers; the law of the output tokens must be
-the target's to 1e-12 in total variation. A new verifier or shape is covered by its line in the registry.
+The trees are drawn by the production shapes and judged by the production verifiers; the law of the output tokens must
+be the target's to 1e-12 in total variation. A new verifier or shape is covered by its line in the registry.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +16,7 @@ from enumeration import EnumeratingStream, outcomes
 from law import KEPT, Source, Target, World, limits, total_variation
 from pydantic import ValidationError
 
-from outrider.engine.registry import SHAPES, VERIFIERS
+from outrider.engine.registry import SHAPES, VERIFIERS, load_class
 from outrider.sampling.params import SamplingParams
 from outrider.trees.merge import merge
 from outrider.trees.shapes.base import Shape
@@ -29,11 +28,6 @@ from outrider.types import ProposalKind, Regime, Topology
 DETERMINISTIC, IID = ProposalKind.DETERMINISTIC, ProposalKind.IID
 WOR, PER_SOURCE = ProposalKind.WITHOUT_REPLACEMENT, ProposalKind.PER_SOURCE
 TOLERANCE = 1e-12
-
-
-def load(entry: str) -> type:
-    module, _, name = entry.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def params(**values: object) -> SamplingParams:
@@ -73,7 +67,7 @@ class Case:
     @property
     def claimed(self) -> bool:
         regime = SETTINGS[self.setting][1].regime
-        return (self.kind, self.topology, regime) in load(VERIFIERS[self.verifier]).exact_for
+        return (self.kind, self.topology, regime) in load_class("verifier", self.verifier).exact_for
 
     def __str__(self) -> str:
         return f"{self.verifier}-{self.kind}-{self.topology}-{self.setting}"
@@ -115,7 +109,9 @@ def grow_merged(first: Shape, second: Shape, where: World, stream: EnumeratingSt
 def test_law_is_the_targets(case: Case) -> None:
     where = world(case.setting)
     for name, shape, depth in shapes(case.kind, case.topology, case.setting):
-        distance = total_variation(where, load(VERIFIERS[case.verifier])(), partial(grow_shape, shape, 64, 8), depth + 1)
+        distance = total_variation(
+            where, load_class("verifier", case.verifier)(), partial(grow_shape, shape, 64, 8), depth + 1
+        )
         assert distance < TOLERANCE, f"{case} with {name}: {distance:.2e}"
 
 
@@ -123,7 +119,9 @@ def test_law_is_the_targets(case: Case) -> None:
 def test_law_with_a_node_budget(case: Case) -> None:
     """A budget that cuts the last level short must not depend on what was drawn."""
     shape = Widths(WidthsOptions(widths=(2, 2)), case.kind)
-    distance = total_variation(world(case.setting), load(VERIFIERS[case.verifier])(), partial(grow_shape, shape, 3, 8), 3)
+    distance = total_variation(
+        world(case.setting), load_class("verifier", case.verifier)(), partial(grow_shape, shape, 3, 8), 3
+    )
     assert distance < TOLERANCE
 
 
@@ -133,7 +131,7 @@ def test_law_of_merged_trees(case: Case, kinds: tuple[ProposalKind, ProposalKind
     chain = Chain(ChainOptions(length=2), kinds[1])
     for first in (Chain(ChainOptions(length=2), kinds[0]), Widths(WidthsOptions(widths=(2,)), kinds[0])):
         grow = partial(grow_merged, first, chain)
-        assert total_variation(world(case.setting), load(VERIFIERS[case.verifier])(), grow, 3) < TOLERANCE
+        assert total_variation(world(case.setting), load_class("verifier", case.verifier)(), grow, 3) < TOLERANCE
 
 
 OTHER_SHAPES = sorted(set(SHAPES) - {"chain", "widths"})
@@ -143,7 +141,7 @@ OTHER_SHAPES = sorted(set(SHAPES) - {"chain", "widths"})
 @pytest.mark.parametrize("name", OTHER_SHAPES)
 def test_law_of_other_shapes(name: str, setting: str) -> None:
     """Shapes beyond chain and widths, with default options, under every verifier that claims their proposals."""
-    shape_class = load(SHAPES[name])
+    shape_class = load_class("shape", name)
     try:
         options = shape_class.Options()
     except ValidationError:
@@ -152,7 +150,7 @@ def test_law_of_other_shapes(name: str, setting: str) -> None:
         case = Case(verifier, kind, shape_class.topology, setting)
         if case.claimed:
             grow = partial(grow_shape, shape_class(options, kind), 4, 2)
-            assert total_variation(world(setting), load(VERIFIERS[verifier])(), grow, 3) < TOLERANCE, f"{case}"
+            assert total_variation(world(setting), load_class("verifier", verifier)(), grow, 3) < TOLERANCE, f"{case}"
 
 
 def test_greedy_needs_no_random_outcome() -> None:
@@ -161,8 +159,9 @@ def test_greedy_needs_no_random_outcome() -> None:
     tree = Widths(WidthsOptions(widths=(3, 2)), DETERMINISTIC).grow(
         KEPT[-1], Source(where, DETERMINISTIC), limits(EnumeratingStream())
     )
-    for entry in VERIFIERS.values():
-        if (DETERMINISTIC, Topology.TREE, Regime.GREEDY) in load(entry).exact_for:
-            verdicts = list(outcomes(lambda stream, v=load(entry)(): v.verify(tree, Target(where, tree), stream, 2)))
-            assert len(verdicts) == 1, entry
+    for name in VERIFIERS:
+        if (DETERMINISTIC, Topology.TREE, Regime.GREEDY) in load_class("verifier", name).exact_for:
+            verify = partial(load_class("verifier", name)().verify, tree, Target(where, tree), position=len(KEPT))
+            verdicts = list(outcomes(lambda stream, verify=verify: verify(stream)))
+            assert len(verdicts) == 1, name
             assert verdicts[0][1] == 1.0

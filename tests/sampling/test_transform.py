@@ -65,7 +65,9 @@ def test_penalties_and_bias_match_the_definitions(seed: int) -> None:
 def test_process_leaves_its_input_alone() -> None:
     logits = random_logits(0)
     before = logits.clone()
-    made = pipeline(stop=frozenset({2}), repetition_penalty=2.0, frequency_penalty=1.0, logit_bias={1: 5.0}, min_tokens=9)
+    made = pipeline(
+        stop=frozenset({2}), repetition_penalty=2.0, frequency_penalty=1.0, logit_bias={1: 5.0}, min_tokens=9
+    )
     made.probabilities(logits, [1, 2, 3])
     assert torch.equal(logits, before)
 
@@ -210,5 +212,10 @@ def test_padding_rows_are_never_emitted() -> None:
 
 def test_uses_history_tells_which_parameters_need_it() -> None:
     assert not pipeline(temperature=1.0, top_k=3, logit_bias={1: 1.0}).uses_history
-    for values in ({"repetition_penalty": 1.1}, {"presence_penalty": 0.1}, {"frequency_penalty": 0.1}, {"min_tokens": 1}):
-        assert pipeline(**values).uses_history
+    for name, value in (
+        ("repetition_penalty", 1.1),
+        ("presence_penalty", 0.1),
+        ("frequency_penalty", 0.1),
+        ("min_tokens", 1),
+    ):
+        assert pipeline(**{name: value}).uses_history

@@ -4,8 +4,8 @@
 The text is prompt and output together. An index maps every n-gram, ``min_match`` to ``max_match`` tokens long, to the
 places that follow it; it grows with the text at a constant cost per token and never holds more than
 ``max_match - min_match + 1`` entries per token. Below the root a node keeps the occurrences whose continuation spelled
-its path, so different continuations become branches. An occurrence that runs into the end of the text continues with the
-guesses themselves, so a loop of period 3 is guessed as far as the shape wants. Knows no model.
+its path, so different continuations become branches. An occurrence that runs into the end of the text continues with
+the guesses themselves, so a loop of period 3 is guessed as far as the shape wants. Knows no model.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class _ContinuationSource:
 def _rank(groups: dict[int, list[Occurrence]], branches: int) -> Candidates:
     """Order by longest match, then count, then recency; score by match length and agreement, as PPM blends contexts.
 
-    A match of n tokens is trusted with probability 1 - 2^-n, which the tokens that follow it share by their counts; what
-    is left goes to the next shorter match. So scores are in [0, 1] and sum to less than 1.
+    A match of n tokens is trusted with probability 1 - 2^-n, which the tokens that follow it share by their counts;
+    what is left goes to the next shorter match. So scores are in [0, 1] and sum to less than 1.
     """
     if len(groups) == 1:
         ((token, only),) = groups.items()

@@ -17,7 +17,7 @@ from outrider.models.base import LanguageModel
 from outrider.schedules.base import Schedule
 from outrider.schedules.controller import Controller
 from outrider.schedules.synchronous import Synchronous
-from outrider.text.tokenizer import explain_difference
+from outrider.text.vocabulary import explain_difference
 from outrider.types import ProposalKind, Regime, Topology
 from outrider.verifiers.base import Verifier
 
@@ -104,7 +104,7 @@ def check_draft_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
     difference = explain_difference(target.tokenizer, draft.tokenizer)
     if difference is not None:
         raise IllegalCombinationError(
-            f"draft model '{draft.location.name}' has another tokenizer than '{target.location.name}': {difference}; "
+            f"draft model '{draft.name}' has another tokenizer than '{target.name}': {difference}; "
             "use a draft model of the same family"
         )
 

@@ -196,12 +196,12 @@ class Engine:
         lane = next(iter(self._lanes.values()))
         verifiers = {regime.value: lane.plan.verifier.name for regime, lane in self._lanes.items()}
         return {
-            "model": self._target.location.name,
+            "model": self._target.name,
             "dtype": str(self._target.dtype).removeprefix("torch."),
             "weights": self._target.weights,
             "device": str(self.model.device),
             "threads": str(torch.get_num_threads()),
-            "drafter": self.config.drafter if self._draft is None else f"{self.config.drafter} ({self._draft.location.name})",
+            "drafter": self.config.drafter if self._draft is None else f"{self.config.drafter} ({self._draft.name})",
             "shape": self.config.shape or _spec_text(lane),
             "verifier": ", ".join(f"{name} ({regime})" for regime, name in verifiers.items()),
         }
@@ -215,7 +215,7 @@ class Engine:
         room = self.model.context_length - len(tokens)
         if room < 1:
             raise ContextLengthError(
-                f"the prompt has {len(tokens)} tokens but the context of '{self._target.location.name}' holds "
+                f"the prompt has {len(tokens)} tokens but the context of '{self._target.name}' holds "
                 f"{self.model.context_length}; shorten it to {self.model.context_length - 1} at most"
             )
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)

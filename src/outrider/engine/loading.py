@@ -12,19 +12,24 @@ from outrider.errors import InvalidOptionError, UnsupportedModelError
 from outrider.models.base import LanguageModel
 from outrider.models.decoder import Decoder
 from outrider.models.load import ModelLocation, open_checkpoint, resolve
+from outrider.models.toy import ToyModel
 from outrider.models.weights import WeightFormat, WeightPlan
 from outrider.text.tokenizer import Tokenizer
+from outrider.text.toy_tokenizer import toy_tokenizer
 
 Progress = Callable[[str, int, int], None]
+
+TOYS = {"toy": 0.0, "toy-draft": 0.4}
+"""Table models that need no file (``models/toy.py``), and how far each is from the table of ``toy``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, its tokenizer, and where they came from."""
+    """A model, its tokenizer, and what the user called it."""
 
     model: LanguageModel
     tokenizer: Tokenizer
-    location: ModelLocation
+    name: str
     dtype: torch.dtype
     weights: str
 
@@ -63,6 +68,9 @@ def load_model(spec: str, config: EngineConfig, progress: Progress | None = None
     Raises:
         UsageError, RunError: as ``models/load.py`` and ``models/weights.py`` say.
     """
+    if spec in TOYS:
+        toy = ToyModel(vocab_size=toy_tokenizer().vocab_size, noise=TOYS[spec])
+        return LoadedModel(toy, toy_tokenizer(), spec, torch.float64, "table")
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     plan = WeightPlan(dtype, WeightFormat(config.weights), device)
@@ -80,7 +88,7 @@ def load_model(spec: str, config: EngineConfig, progress: Progress | None = None
     else:
         tokenizer = Tokenizer.from_directory(location.path)
     decoder = Decoder(checkpoint, plan)
-    return LoadedModel(decoder, tokenizer, location, dtype, weights_label(decoder))
+    return LoadedModel(decoder, tokenizer, location.name, dtype, weights_label(decoder))
 
 
 def weights_label(decoder: Decoder) -> str:
@@ -106,4 +114,4 @@ def _load_fallback(
         location.path, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
     )
     label = f"{str(dtype).removeprefix('torch.')} (transformers)"
-    return LoadedModel(model, Tokenizer.from_directory(location.path), location, dtype, label)
+    return LoadedModel(model, Tokenizer.from_directory(location.path), location.name, dtype, label)

@@ -35,7 +35,7 @@ _LARGEST_NUMBER = 1e300
 
 
 def is_recurrent(architecture: str, layer_types: Iterable[object] = ()) -> bool:
-    """Whether an architecture (``model_type`` or GGUF name) keeps state that cannot be rolled back to a shorter text."""
+    """Whether an architecture (``model_type`` or GGUF name) keeps state that cannot be rolled back."""
     name = architecture.lower()
     if any(family in name for family in _RECURRENT_FAMILIES):
         return True

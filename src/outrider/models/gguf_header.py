@@ -45,7 +45,7 @@ _SCALARS: dict[GGUFValueType, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies. ``shape`` is row-major (the file's dimensions reversed); ``start`` and ``nbytes`` in bytes."""
+    """Where one tensor lies. ``shape`` is row-major (the file's, reversed); ``start`` and ``nbytes`` in bytes."""
 
     name: str
     shape: tuple[int, ...]

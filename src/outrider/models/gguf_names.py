@@ -67,5 +67,5 @@ def _translate(
 
 
 def half_split_rows(rows: int, head_dim: int) -> Tensor:
-    """Indices [rows] of interleaved rows in half-split order: ``stored[half_split_rows(...)]`` is transformers' order."""
+    """Indices [rows]: ``stored[half_split_rows(...)]`` turns interleaved rows into transformers' order."""
     return torch.arange(rows).view(-1, head_dim // 2, 2).transpose(1, 2).reshape(-1)

@@ -107,8 +107,8 @@ class ToyCache(SequenceCache):
             raise ValueError(f"cannot truncate a cache of {self.length} entries to {length}")
         if not self.can_truncate(length):
             raise CacheRollbackError(
-                f"cannot go back from {self.length} to {length} entries: the sliding window of {self.window} has dropped "
-                f"entries that position {length} sees; prefill again, or keep the window longer"
+                f"cannot go back from {self.length} to {length} entries: the sliding window of {self.window} has "
+                f"dropped entries that position {length} sees; prefill again, or keep the window longer"
             )
         self._kept = self._kept[: len(self._kept) - (self.length - length)]
         self.length = length
@@ -124,7 +124,7 @@ def digest(tokens: IntArray) -> bytes:
 
 
 def _slots_seen(visible: NDArray[np.bool_], own: int, positions: IntArray, length: int, position: int) -> IntArray:
-    """Slots that a row sees, ordered by position; they must be one each at ``length ... position``, its own included."""
+    """Slots that a row sees, by position; they must be one each at ``length ... position``, its own included."""
     slots = np.flatnonzero(visible)
     slots = slots[np.argsort(positions[slots], kind="stable")]
     if not visible[own] or not np.array_equal(positions[slots], np.arange(length, position + 1)):

@@ -15,31 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from enum import IntEnum
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from outrider.types import RandomStream, Role
 
-class Role(IntEnum):
-    """Who draws; part of the key."""
-
-    TARGET = 0
-    DRAFT = 1
-    ACCEPT = 2
-
-
-class RandomStream(Protocol):
-    """The two random decisions that speculative decoding makes."""
-
-    def bernoulli(self, probability: float, position: int, role: Role, draw: int) -> bool:
-        """True with ``probability`` (values outside [0, 1] are clipped)."""
-        ...
-
-    def categorical(self, probabilities: Tensor, position: int, role: Role, draw: int) -> int:
-        """An index with the given probabilities, [vocabulary]; they need not sum to exactly 1."""
-        ...
+__all__ = ["RandomStream", "Role", "SeededStream"]
 
 
 class SeededStream:

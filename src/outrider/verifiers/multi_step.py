@@ -1,10 +1,10 @@
 """Multi-step speculative sampling (SpecInfer, Miao et al. 2024, algorithm 2 and theorem 4.2), generic over proposals.
 
 Children are tried in draw order against the target's distribution p. A trial drawn from q is accepted with probability
-min(1, p(x) / q(x)); a rejection replaces p by norm[(p - q)+], the residual, and the next trial meets that. Draws without
-replacement bring their renormalised q (Sequoia, Chen et al. 2024, algorithm 2); a deterministic trial is drawn from a
-one-hot q, so it is accepted with probability p(x) and its rejection removes x from p. When every trial has failed, or at
-a leaf, the next token is drawn from what p has become. Knows no model, cache or clock.
+min(1, p(x) / q(x)); a rejection replaces p by norm[(p - q)+], the residual, and the next trial meets that. Draws
+without replacement bring their renormalised q (Sequoia, Chen et al. 2024, algorithm 2); a deterministic trial is drawn
+from a one-hot q, so it is accepted with probability p(x) and its rejection removes x from p. When every trial has
+failed, or at a leaf, the next token is drawn from what p has become. Knows no model, cache or clock.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from outrider.errors import IllegalCombinationError
-from outrider.sampling.draw import RandomStream, Role
 from outrider.trees.token_tree import TokenTree
-from outrider.types import ProposalKind, Topology
+from outrider.types import ProposalKind, RandomStream, Role, Topology
 
 
 class ShapeOptions(BaseModel):

@@ -1,0 +1,7 @@
+"""``python -m outrider`` is the command line."""
+
+from __future__ import annotations
+
+from outrider.cli import main
+
+main()

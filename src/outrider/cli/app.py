@@ -1,0 +1,105 @@
+"""The ``outrider`` application: its commands, and the one border where errors become a line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.exceptions import Abort, ClickException
+
+import outrider
+from outrider.cli import catalogue, chat, demo, doctor, generate, methods
+from outrider.errors import OutriderError
+
+INTERRUPTED = 130
+DEBUG_VARIABLE = "OUTRIDER_DEBUG"
+
+app = typer.Typer(
+    name="outrider",
+    help="Speculative decoding: the same answers from a language model, faster.",
+    epilog="Start with: outrider demo",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outrider {outrider.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Speculative decoding: the same answers from a language model, faster."""
+
+
+generate.register(app)
+chat.register(app)
+demo.register(app)
+catalogue.register(app)
+methods.register(app)
+doctor.register(app)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns the exit code. Errors are one line on stderr.
+
+    Codes: 0 success, 1 the work failed, 2 the request was wrong, 130 interrupted.
+    """
+    _tolerate_narrow_encodings()
+    try:
+        code = typer.main.get_command(app).main(list(arguments), prog_name="outrider", standalone_mode=False)
+        sys.stdout.flush()
+    except ClickException as error:
+        return _fail(f"{error.format_message()} (see 'outrider --help')", error.exit_code)
+    except OutriderError as error:
+        _print_traceback_if_wanted()
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _discard_output()
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 1
+    except Exception as error:
+        if _print_traceback_if_wanted():
+            return 1
+        text = " ".join(str(error).split()) or "no message"
+        return _fail(f"unexpected {type(error).__name__}: {text} (set {DEBUG_VARIABLE}=1 for the traceback)", 1)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"outrider: error: {message}\n")
+    return code
+
+
+def _print_traceback_if_wanted() -> bool:
+    wanted = os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+    if wanted:
+        traceback.print_exc()
+    return wanted
+
+
+def _discard_output() -> int:
+    """The reader of a pipe went away (``| head``): end as a program killed by SIGPIPE would, without a word."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
+
+def _tolerate_narrow_encodings() -> None:
+    """Text that the terminal's encoding lacks is shown as '?', it does not end the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")

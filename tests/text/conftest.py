@@ -1,0 +1,28 @@
+"""Tokenizers shared by the text tests, built once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import tiny_tokenizers
+
+from outrider.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def byte_level() -> Tokenizer:
+    return tiny_tokenizers.byte_level()
+
+
+@pytest.fixture(scope="session", params=["byte_level", "sentencepiece", "sentencepiece_no_prefix"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return {
+        "byte_level": tiny_tokenizers.byte_level,
+        "sentencepiece": tiny_tokenizers.sentencepiece,
+        "sentencepiece_no_prefix": lambda: tiny_tokenizers.sentencepiece(False),
+    }[request.param]()
