@@ -36,14 +36,14 @@ def test_the_earliest_token_wins_for_any_split(
 ) -> None:
     tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode(text, False)
-    state = StopStrings(tokenizer, stops, min_tokens)
+    state = StopStrings(tokenizer, stops)
     found, start = None, 0
     for size in [*sizes, *[1] * len(ids)]:
-        hit = state.push(ids[start : start + size])
-        if hit is not None:
-            found = start + hit
-            break
-        start += size
+        end = start + size
+        while found is None and (hit := state.push(ids[start:end])) is not None:
+            start += hit
+            found = start if start >= min_tokens else None  # else ignored, and the rest of the step is pushed
+        start = end
     assert found == first_hit(tokenizer, ids, stops, min_tokens)
 
 
@@ -81,11 +81,14 @@ def test_a_special_token_is_matched_by_id_though_it_has_no_text() -> None:
     assert state.push(tokenizer.encode("a<|im_start|>b")) == 2
 
 
-def test_min_tokens_ignores_what_was_complete_before() -> None:
+def test_a_hit_that_was_not_acted_on_no_longer_counts() -> None:
     tokenizer = TOKENIZERS["byte_level"]
     ids = tokenizer.encode("abaaab")
-    state = StopStrings(tokenizer, ["ab"], min_tokens=3)
-    assert state.push(ids) == 6
+    state = StopStrings(tokenizer, ["ab"])
+    assert state.push(ids) == 2
+    assert state.safe_length("ab") == 0
+    assert state.push(ids[2:]) == 4
+    assert state.safe_length("abaaa") == 4
     assert state.trim("abaaab") == "abaa"
 
 

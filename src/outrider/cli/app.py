@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from typer.exceptions import Abort, ClickException
 
 import outrider
 from outrider.cli import catalogue, chat, demo, doctor, generate, methods
@@ -22,7 +21,6 @@ app = typer.Typer(
     name="outrider",
     help="Speculative decoding: the same answers from a language model, faster.",
     epilog="Start with: outrider demo",
-    no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -59,20 +57,22 @@ def run(arguments: Sequence[str]) -> int:
     """
     _tolerate_narrow_encodings()
     try:
-        code = typer.main.get_command(app).main(list(arguments), prog_name="outrider", standalone_mode=False)
+        code = typer.main.get_command(app).main(
+            list(arguments) or ["--help"], prog_name="outrider", standalone_mode=False
+        )
         sys.stdout.flush()
-    except ClickException as error:
-        return _fail(f"{error.format_message()} (see 'outrider --help')", error.exit_code)
     except OutriderError as error:
         _print_traceback_if_wanted()
         return _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
         return _discard_output()
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
     except Exception as error:
+        if hasattr(error, "format_message"):  # a mistake in the command line; the class's home differs between typers
+            return _fail(f"{error.format_message()} (see 'outrider --help')", 2)
         if _print_traceback_if_wanted():
             return 1
         text = " ".join(str(error).split()) or "no message"

@@ -22,9 +22,8 @@ def step_tree(record: StepRecord, step: int, tokenizer: Tokenizer) -> Tree:
     """
     emitted = " ".join(quoted(tokenizer, token) for token in record.emitted)
     root_text = f" after {quoted(tokenizer, record.tokens[0])}" if record.tokens else ""
-    root = Tree(
-        f"step {step} ({record.phase}){root_text}: {record.accepted} of {record.drafted} guesses accepted, kept {emitted}"
-    )
+    counts = f"{record.accepted} of {record.drafted} guesses accepted"
+    root = Tree(f"step {step} ({record.phase}){root_text}: {counts}, kept {emitted}")
     accepted = set(record.accepted_path)
     branches = {0: root}
     for node in range(1, len(record.tokens)):

@@ -71,7 +71,8 @@ def methods() -> list[MethodInfo]:
 
 def _exactness(axis: str, cls: Any) -> str:
     if axis != "verifier":
-        return {"drafter": "guesses only", "shape": "kinds: " + _kinds(cls)}.get(axis, "keeps the verifier's law")
+        kinds = ", ".join(sorted(kind.value for kind in cls.kinds)) if axis == "shape" else ""
+        return {"drafter": "guesses only", "shape": f"kinds: {kinds}"}.get(axis, "keeps the verifier's law")
     if cls.lossy:
         return "LOSSY: only with --lossy"
     parts = []
@@ -83,10 +84,6 @@ def _exactness(axis: str, cls: Any) -> str:
             label = "temperature 0" if regime is Regime.GREEDY else "temperature > 0"
             parts.append(f"exact at {label}: {every}{' (chains)' if chains else ''}")
     return "; ".join(parts)
-
-
-def _kinds(cls: Any) -> str:
-    return ", ".join(sorted(kind.value for kind in cls.kinds))
 
 
 def _options(cls: Any) -> str:

@@ -118,7 +118,7 @@ class LanguageModel(ABC):
         context_length: positions at most (prompt and output together).
         num_layers: transformer blocks.
         hidden_size: width of the hidden states.
-        device: where logits live.
+        device, dtype: where logits live and what they are computed in.
         name: for messages.
     """
 
@@ -128,6 +128,7 @@ class LanguageModel(ABC):
     num_layers: int
     hidden_size: int
     device: torch.device
+    dtype: torch.dtype
 
     @abstractmethod
     def new_cache(self) -> SequenceCache:

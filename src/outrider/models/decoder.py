@@ -19,6 +19,7 @@ from outrider.models.cache import KVCache
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import DecoderConfig
 from outrider.models.linear import Linear
+from outrider.models.request import check_request
 from outrider.models.rope import Rope, interleaved_rows
 from outrider.models.weights import WeightLoader, WeightPlan
 
@@ -66,6 +67,7 @@ class Decoder(LanguageModel):
         self.num_layers = config.num_layers
         self.hidden_size = config.hidden_size
         self.device = plan.device
+        self.dtype = plan.dtype
         self.embedding = loader.matrix("model.embed_tokens.weight")
         self.blocks = [load_block(loader, config, index) for index in range(config.num_layers)]
         self.final_norm = loader.vector("model.norm.weight", config.norm_offset)
@@ -89,6 +91,7 @@ class Decoder(LanguageModel):
     def forward(
         self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), exit_layer: int | None = None
     ) -> list[SegmentOutput]:
+        check_request(segments, hidden, self.num_layers, exit_layer)
         rows, turns, tokens = self._prepare(segments)
         x = F.embedding(tokens, self.embedding)
         if self._embedding_scale != 1.0:
@@ -184,7 +187,7 @@ class Decoder(LanguageModel):
             counts.append(len(local))
         if wants_final:
             x = kept[FINAL_HIDDEN] = F.rms_norm(x, (config.hidden_size,), self.final_norm, config.norm_eps)
-        if len(wanted) != x.shape[0]:
+        if wanted != list(range(x.shape[0])):
             x = x[torch.tensor(wanted, dtype=torch.long, device=self.device)]
         if not wants_final:
             x = F.rms_norm(x, (config.hidden_size,), self.final_norm, config.norm_eps)

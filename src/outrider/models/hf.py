@@ -20,6 +20,7 @@ from outrider.errors import ContextLengthError, ModelFileError, UnsupportedModel
 from outrider.models.base import FINAL_HIDDEN, LanguageModel, Segment, SegmentOutput
 from outrider.models.hf_cache import TransformersCache
 from outrider.models.hf_support import attention_layout, check_config, context_length, self_check
+from outrider.models.request import check_request
 
 __all__ = ["TransformersCache", "TransformersModel"]
 
@@ -40,7 +41,7 @@ class TransformersModel(LanguageModel):
         check_config(config)
         text = config.get_text_config(decoder=True)
         self.name = name
-        self.model = model.eval()
+        self.model = model.eval().requires_grad_(False)
         self.device = model.device
         self.dtype = model.dtype
         self.num_layers = int(text.num_hidden_layers)
@@ -108,11 +109,7 @@ class TransformersModel(LanguageModel):
         """
         if exit_layer is not None:
             raise ValueError(f"{self.name} runs through transformers, which cannot stop after {exit_layer} blocks")
-        for name in hidden:
-            if name != FINAL_HIDDEN and not (isinstance(name, int) and 0 <= name < self.num_layers):
-                raise ValueError(f"no hidden state {name!r}: give 'final' or a block from 0 to {self.num_layers - 1}")
-        if len({id(segment.cache) for segment in segments}) != len(segments):
-            raise ValueError("two segments of one forward share a cache")
+        check_request(segments, hidden, self.num_layers)
         return [self._evaluate(segment, hidden) for segment in segments]
 
     # -- one segment ---------------------------------------------------------------------------------------
@@ -176,8 +173,8 @@ class TransformersModel(LanguageModel):
         found = {layer.get_seq_length() for layer in cache.layers}
         if found != {wanted}:
             raise UnsupportedModelError(
-                f"{self.name} did not write its keys and values to the cache it was given ({sorted(found)} entries, "
-                f"not {wanted}); it keeps state elsewhere that cannot be rolled back: use a model of another architecture"
+                f"{self.name} did not write to the cache it was given ({sorted(found)} entries, not {wanted}): it "
+                "keeps state elsewhere, which cannot be rolled back; use a model of another architecture"
             )
 
     def _states(self, states: Sequence[Tensor] | None, wanted: Sequence[str | int]) -> dict[str | int, Tensor]:

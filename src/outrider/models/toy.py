@@ -47,6 +47,7 @@ class ToyModel(LanguageModel):
     num_layers = 4
     hidden_size = 8
     device = torch.device("cpu")
+    dtype = torch.float64
 
     def __init__(
         self,

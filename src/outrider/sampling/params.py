@@ -27,7 +27,7 @@ class SamplingParams(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
-    logit_bias: dict[int, float] = Field(default_factory=dict)
+    logit_bias: dict[int, Annotated[float, Field(allow_inf_nan=False)]] = Field(default_factory=dict)
     max_tokens: Annotated[int, Field(ge=0, description="output tokens at most")] = 256
     min_tokens: Annotated[int, Field(ge=0, description="no stop before this many output tokens")] = 0
     stop: tuple[str, ...] = ()

@@ -20,27 +20,27 @@ class StopStrings:
         tokenizer: whose ids are pushed.
         strings: texts that end the output; the output does not contain them. One that is a special token's own
             text is also matched by its id, since special tokens leave no text.
-        min_tokens: a stop string that is complete before this many tokens does not count.
+
+    Pushing on after a hit means that it was not acted on (``min_tokens``): the text up to there no longer counts.
     """
 
-    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], min_tokens: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str]) -> None:
         self._strings = tuple(strings)
-        self._min_tokens = min_tokens
         self._longest = max(map(len, self._strings), default=0)
         by_id = ((text, tokenizer.backend.token_to_id(text)) for text in self._strings)
         self._ids = {index for _, index in by_id if index in tokenizer.special_ids}
         self._detokenizer = IncrementalDetokenizer(tokenizer)
-        self._count = 0
         self._tail = ""  # the end of the text so far, long enough for a stop string that has begun
         self._dropped = 0  # characters of the text before the tail
-        self._floor = 0  # matches that end here or earlier were complete before ``min_tokens``
+        self._floor = 0  # matches that end here or earlier don't count
+        self._hit_end: int | None = None  # where the text ended at the last hit
 
     def push(self, tokens: Sequence[int]) -> int | None:
         """Take the tokens of a step.
 
         Returns:
-            How many of them are needed to complete the earliest stop string, or ``None``. Nothing may be pushed after
-            a hit.
+            How many of them are needed to complete the earliest stop string, or ``None``. Tokens after those were
+            not taken.
         """
         if not self._strings:
             return None
@@ -65,19 +65,18 @@ class StopStrings:
         return len(text)
 
     def _completes(self, token: int) -> bool:
-        self._count += 1
-        allowed = self._count >= self._min_tokens
+        if self._hit_end is not None:
+            self._floor, self._hit_end = self._hit_end, None
         self._tail += self._detokenizer.push([token])
         # Held text counts too: a stop string made of byte tokens is complete with its last byte.
         text = self._tail + self._detokenizer.pending().rstrip(REPLACEMENT)
-        if not allowed:
-            self._floor = self._dropped + len(text)
-        elif token in self._ids or self._first_match(text, self._floor - self._dropped) is not None:
-            return True
+        is_hit = token in self._ids or self._first_match(text, self._floor - self._dropped) is not None
+        if is_hit:
+            self._hit_end = self._dropped + len(text)
         surplus = max(0, len(self._tail) - self._longest + 1)
         self._tail = self._tail[surplus:]
         self._dropped += surplus
-        return False
+        return is_hit
 
     def _first_match(self, text: str, floor: int) -> tuple[int, int] | None:
         """(start, end) of the stop string that ends first after ``floor``; of those, the one that starts first."""

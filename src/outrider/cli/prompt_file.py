@@ -1,0 +1,140 @@
+"""Files of prompts and files of answers: what a row may look like, and which rows are done already.
+
+A prompt row is JSON with one of ``prompt`` or ``text`` (a string), ``messages`` (a conversation) or ``turns`` (the
+user's messages, answered one after the other, as Spec-Bench has them). An answer row names the prompt by index
+and hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.errors import UsageError
+
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One prompt: ``turns`` are strings to answer in order, or ``messages`` is a conversation to answer once."""
+
+    index: int
+    turns: tuple[str, ...] = ()
+    messages: tuple[Message, ...] = ()
+    label: object = None
+
+    @property
+    def digest(self) -> str:
+        """Identifies the prompt's text, whatever else the row says."""
+        text = json.dumps([self.turns, self.messages], ensure_ascii=False, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_prompts(path: Path) -> list[PromptRow]:
+    """Every row of ``path``; empty lines are skipped.
+
+    Raises:
+        UsageError: naming the line that is not a prompt.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the prompts in {path}: {error}") from None
+    rows = [_parse(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise UsageError(f'{path} holds no prompts; write one JSON object a line, for example {{"prompt": "Hello"}}')
+    return [PromptRow(index, row.turns, row.messages, row.label) for index, row in enumerate(rows)]
+
+
+def _parse(line: str, number: int, path: Path) -> PromptRow:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{path}, line {number} is not JSON: {error}") from None
+    if isinstance(row, dict):
+        label = row.get("id", row.get("question_id", row.get("task_id")))
+        for key in ("prompt", "text"):
+            if isinstance(value := row.get(key), str) and value.strip():
+                return PromptRow(number, turns=(value,), label=label)
+        messages = row.get("messages")
+        if isinstance(messages, list) and _is_conversation(messages):
+            return PromptRow(number, messages=tuple(messages), label=label)
+        turns = row.get("turns")
+        if isinstance(turns, list) and turns and all(isinstance(turn, str) and turn.strip() for turn in turns):
+            return PromptRow(number, turns=tuple(turns), label=label)
+    raise UsageError(
+        f'{path}, line {number} has no prompt; give "prompt" or "text" (a string), "messages" (role and content) '
+        'or "turns" (a list of strings)'
+    )
+
+
+def _is_conversation(value: list[object]) -> bool:
+    return bool(value) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
+    )
+
+
+class AnswerFile:
+    """The answers written so far; a rerun continues where they end.
+
+    Args:
+        path: JSON lines; need not exist.
+        settings: what the answers depend on; rows made with other settings are not mixed with new ones.
+
+    Raises:
+        UsageError: when the file holds something else, or answers of other settings.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, object]) -> None:
+        self.path = path
+        self._settings = json.loads(json.dumps(settings))
+        self.done: set[tuple[int, str]] = set()
+        if path.exists():
+            self._read()
+        self._stream = path.open("a", encoding="utf-8")
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        complete = data.rfind(b"\n") + 1
+        for number, line in enumerate(data[:complete].splitlines(), 1):
+            self.done.add(self._check(line, number))
+        if complete < len(data):  # a run that was killed tore its last line
+            os.truncate(self.path, complete)
+
+    def _check(self, line: bytes, number: int) -> tuple[int, str]:
+        try:
+            row = json.loads(line)
+            key, settings = (int(row["index"]), str(row["prompt_sha256"])), dict(row["settings"])
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(
+                f"{self.path}, line {number} was not written by 'outrider generate'; choose another --output"
+            ) from None
+        names = {*settings, *self._settings}
+        different = sorted(name for name in names if settings.get(name) != self._settings.get(name))
+        if different:
+            name = different[0]
+            raise UsageError(
+                f"{self.path} holds answers made with {name}={settings.get(name)!r}, now it is "
+                f"{self._settings.get(name)!r}; use the same settings or another --output"
+            )
+        return key
+
+    def write(self, row: Mapping[str, object]) -> None:
+        """Append a row and make sure that it is on the disk."""
+        self._stream.write(json.dumps({**row, "settings": self._settings}, ensure_ascii=False) + "\n")
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def pending(rows: Sequence[PromptRow], done: set[tuple[int, str]]) -> list[PromptRow]:
+    """Rows without an answer."""
+    return [row for row in rows if (row.index, row.digest) not in done]

@@ -1,0 +1,147 @@
+"""``outrider generate --file``: formats, resuming, refusing to mix settings, rows that cannot be answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import Loader
+
+from outrider.cli import app
+
+PROMPTS = [
+    {"prompt": "one", "id": "a"},
+    {"text": "two"},
+    {"messages": [{"role": "user", "content": "three"}]},
+    {"question_id": 81, "turns": ["four", "and more"]},
+    {"prompt": "五"},
+]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in PROMPTS) + "\n\n")
+    return path
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(prompts: Path, output: Path, *more: str) -> int:
+    return app.run(["generate", "--file", str(prompts), "--output", str(output), *more])
+
+
+@pytest.mark.parametrize("batch", ["1", "3", "10"])
+def test_every_format_is_answered(prompts: Path, tmp_path: Path, loader: Loader, batch: str) -> None:
+    assert run(prompts, tmp_path / "out", "--batch", batch) == 0
+    found = sorted(rows(tmp_path / "out"), key=lambda row: row["index"])
+    texts = ["you said: one", "you said: two", "you said: three", "you said: and more", "you said: 五"]
+    assert [row["text"] for row in found] == texts
+    assert found[3]["answers"] == ["you said: four", "you said: and more"]
+    assert [row.get("id") for row in found] == ["a", None, None, 81, None]
+    second_turn = [
+        {"role": "user", "content": "four"},
+        {"role": "assistant", "content": "you said: four"},
+        {"role": "user", "content": "and more"},
+    ]
+    assert (second_turn, False) in loader.engine.prompts
+
+
+def test_a_run_that_was_killed_continues(prompts: Path, tmp_path: Path, loader: Loader) -> None:
+    output = tmp_path / "out"
+    assert run(prompts, output) == 0
+    whole = sorted(row["index"] for row in rows(output))
+    lines = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(b"".join(lines[:2]) + lines[2][:25])  # killed while writing the third row
+    kept = {json.loads(line)["index"] for line in lines[:2]}
+    loader.engine.prompts.clear()
+    assert run(prompts, output, "--batch", "2", "--threads", "1") == 0  # neither changes what is answered
+    assert sorted(row["index"] for row in rows(output)) == whole
+    assert output.read_bytes().startswith(b"".join(lines[:2]))
+    assert len(loader.engine.prompts) == len(PROMPTS) + 1 - len(kept) - (3 in kept)
+
+
+def test_nothing_is_loaded_when_all_is_done(prompts: Path, tmp_path: Path, loader: Loader) -> None:
+    run(prompts, tmp_path / "out")
+    loader.options.clear()
+    assert run(prompts, tmp_path / "out") == 0
+    assert loader.options == []
+
+
+def test_a_changed_prompt_is_answered_again(prompts: Path, tmp_path: Path, loader: Loader) -> None:
+    run(prompts, tmp_path / "out")
+    prompts.write_text(prompts.read_text().replace('"one"', '"changed"'))
+    assert run(prompts, tmp_path / "out") == 0
+    assert rows(tmp_path / "out")[-1]["text"] == "you said: changed"
+
+
+def test_other_settings_are_not_mixed(
+    prompts: Path, tmp_path: Path, loader: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(prompts, tmp_path / "out")
+    before = (tmp_path / "out").read_bytes()
+    capsys.readouterr()
+    assert run(prompts, tmp_path / "out", "--temperature", "0.5") == 2
+    assert "temperature=0.0, now it is 0.5" in capsys.readouterr().err
+    assert (tmp_path / "out").read_bytes() == before
+
+
+def test_a_foreign_file_is_not_touched(
+    prompts: Path, tmp_path: Path, loader: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("my notes\nmore")
+    assert run(prompts, tmp_path / "out") == 2
+    assert "line 1 was not written by" in capsys.readouterr().err
+    assert (tmp_path / "out").read_text() == "my notes\nmore"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("{", "line 1 is not JSON"), ('{"question": "x"}', "line 1 has no prompt"), ('{"prompt": " "}', "no prompt"),
+     ('{"messages": [{"role": "user"}]}', "no prompt"), ('{"turns": []}', "no prompt"), ("", "holds no prompts")],
+)  # fmt: skip
+def test_bad_prompt_files(line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p").write_text(line + "\n")
+    assert run(tmp_path / "p", tmp_path / "out") == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_prompt_that_is_too_long_does_not_stop_the_others(
+    tmp_path: Path, loader: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader.engine.model.context_length = 20
+    (tmp_path / "p").write_text('{"prompt": "ok"}\n{"prompt": "' + "x" * 30 + '"}\n{"prompt": "fine"}\n')
+    assert run(tmp_path / "p", tmp_path / "out") == 1
+    found = {row["index"]: row for row in rows(tmp_path / "out")}
+    assert "30 tokens" in found[1]["error"]
+    assert (found[0]["text"], found[2]["text"]) == ("you said: ok", "you said: fine")
+    assert "1 of 3 rows could not be answered" in capsys.readouterr().err
+
+
+def test_without_output_rows_go_to_stdout(prompts: Path, loader: Loader, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.run(["generate", "--file", str(prompts), "--stats"]) == 0
+    captured = capsys.readouterr()
+    assert len([json.loads(line) for line in captured.out.splitlines()]) == len(PROMPTS)
+    assert "all prompts" in captured.err
+
+
+@pytest.mark.parametrize(("more", "words"), [(["--raw"], "single prompts only"), (["--batch", "0"], "at least 1")])
+def test_refusals(
+    more: list[str], words: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(prompts, tmp_path / "out", *more) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_real_engine_in_batches(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text('{"prompt": "ab"}\n{"turns": ["cd"]}\n{"prompt": "ef"}\n')
+    common = ["--model", "toy", "-n", "12"]
+    assert run(tmp_path / "p", tmp_path / "one", *common) == 0
+    assert run(tmp_path / "p", tmp_path / "two", *common, "--batch", "2") == 0
+    texts = [sorted((row["index"], row["text"]) for row in rows(tmp_path / name)) for name in ("one", "two")]
+    assert texts[0] == texts[1]

@@ -1,0 +1,152 @@
+"""Whole engines on float64 toy models: what every suite of the engine is run on. No download, no clock, no network.
+
+``combinations`` reads the registry, so that a new part is covered by every suite here without an edit.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from torch import Tensor
+
+from outrider.config import EngineConfig
+from outrider.engine.build import plan_parts
+from outrider.engine.engine import Engine
+from outrider.engine.loading import LoadedModel
+from outrider.engine.registry import DRAFTERS, SHAPES, VERIFIERS, load_class
+from outrider.errors import OutriderError
+from outrider.models.toy import ToyModel
+from outrider.text.tokenizer import Tokenizer
+from outrider.types import ProposalKind, Regime
+
+END = "<|endoftext|>"
+LETTERS = string.ascii_letters
+
+
+def letters_tokenizer(size: int, with_end: bool = True) -> Tokenizer:
+    """``size`` tokens of one letter each; id 0 is the end token unless told otherwise."""
+    texts = [END, *LETTERS][:size] if with_end else list(LETTERS[:size])
+    backend = Backend(models.WordLevel({text: index for index, text in enumerate(texts)}, unk_token=texts[-1]))
+    backend.decoder = decoders.Fuse()
+    if with_end:
+        backend.add_special_tokens([END])
+    return Tokenizer(backend, eos_ids=[0] if with_end else [])
+
+
+def loaded(model: ToyModel, tokenizer: Tokenizer | None = None, name: str = "tiny") -> LoadedModel:
+    """A toy model as the engine wants it."""
+    return LoadedModel(model, tokenizer or letters_tokenizer(model.vocab_size), name, torch.float64, "table")
+
+
+def build_engine(
+    drafter: str = "none",
+    shape: str | None = None,
+    proposal: ProposalKind | None = None,
+    verifier: str | None = None,
+    *,
+    target: ToyModel | None = None,
+    draft: ToyModel | None = None,
+    tokenizer: Tokenizer | None = None,
+    adaptive: bool = False,
+    max_nodes: int = 64,
+) -> Engine:
+    """An engine from parts. The default target is a Markov chain of order 2, so that its greedy text runs into loops."""
+    target = target or ToyModel(vocab_size=12, order=2, seed=3)
+    needs_draft = load_class("drafter", drafter.partition(":")[0]).needs_draft_model
+    if needs_draft and draft is None:
+        draft = ToyModel(target.vocab_size, target.context_length, target.order, target.sharpness, target.seed, noise=0.4)
+    config = EngineConfig(
+        model="tiny",
+        drafter=drafter,
+        shape=shape,
+        proposal=proposal,
+        verifier=verifier,
+        draft_model="tiny-draft" if needs_draft else None,
+        adaptive=adaptive,
+        max_nodes=max_nodes,
+    )
+    tokenizer = tokenizer or letters_tokenizer(target.vocab_size)
+    return Engine(config, loaded(target, tokenizer), loaded(draft, tokenizer, "tiny-draft") if needs_draft else None)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One legal set of parts for a regime."""
+
+    drafter: str
+    shape: str
+    proposal: ProposalKind
+    verifier: str
+
+    def __str__(self) -> str:
+        return f"{self.drafter}-{self.shape}-{self.proposal.value}-{self.verifier}"
+
+    def engine(self, **options: object) -> Engine:
+        """``build_engine`` with these parts."""
+        return build_engine(self.drafter, self.shape, self.proposal, self.verifier, **options)  # type: ignore[arg-type]
+
+
+VARIANTS = {"widths": ("widths:2,2,1",), "chain": ("chain:5,stop=0.1",), "replay": ("replay:0.7",)}
+"""Options tried in place of a part's defaults."""
+
+
+def combinations(regime: Regime) -> list[Combination]:
+    """Every legal drafter x shape x proposal x lossless verifier of the registry that a toy model can run."""
+    return [c for c in _candidates() if not load_class("verifier", c.verifier).lossy and _is_legal(c, regime)]
+
+
+def _candidates() -> Iterator[Combination]:
+    for drafter_name in DRAFTERS:
+        for drafter in VARIANTS.get(drafter_name, (drafter_name,)):
+            for shape in (s for name in SHAPES for s in VARIANTS.get(name, (name,))):
+                for proposal in ProposalKind:
+                    for verifier in VERIFIERS:
+                        yield Combination(drafter, shape, proposal, verifier)
+
+
+def _is_legal(combination: Combination, regime: Regime) -> bool:
+    needs_draft = load_class("drafter", combination.drafter.partition(":")[0]).needs_draft_model
+    config = EngineConfig(
+        drafter=combination.drafter,
+        shape=combination.shape,
+        proposal=combination.proposal,
+        verifier=combination.verifier,
+        draft_model="tiny-draft" if needs_draft else None,
+    )
+    try:
+        plan_parts(config, regime)
+        combination.engine()
+    except OutriderError:
+        return False
+    return True
+
+
+class ScriptModel(ToyModel):
+    """Says ``script`` after a prompt of ``prompt_length`` tokens, whatever was said; ``wrong`` indices are off by one."""
+
+    def __init__(self, script: Sequence[int], prompt_length: int, vocab_size: int, wrong: Sequence[int] = ()) -> None:
+        super().__init__(vocab_size=vocab_size)
+        self.script = list(script)
+        self.prompt_length = prompt_length
+        self.wrong = frozenset(wrong)
+
+    def _logits(self, view: object, layers: int) -> Tensor:
+        index = len(view) - self.prompt_length  # type: ignore[arg-type]
+        token = self.script[index % len(self.script)]
+        if index in self.wrong:
+            token = (token + 1) % self.vocab_size
+        logits = torch.zeros(self.vocab_size, dtype=torch.float64)
+        logits[token] = 12.0
+        return logits
+
+
+def random_prompts(count: int, vocab_size: int, seed: int = 0, longest: int = 20) -> list[list[int]]:
+    """Ragged prompts without the end token."""
+    source = random.Random(seed)
+    return [[source.randrange(1, vocab_size) for _ in range(source.randint(1, longest))] for _ in range(count)]
