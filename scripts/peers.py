@@ -132,8 +132,8 @@ class LlamaCpp:
     """llama.cpp through llama-cpp-python in its own process and environment, stopped while others are timed."""
 
     def __init__(self, python: str, path: str, threads: int) -> None:
-        # Spinning OpenMP threads of a second process would disturb everything else.
-        environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
+
+        environment = dict(os.environ)
         self.process = subprocess.Popen(
             [python, "-c", _LLAMA_CHILD, path, str(threads)],
             stdin=subprocess.PIPE,

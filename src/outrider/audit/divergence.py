@@ -38,6 +38,8 @@ class Comparison:
         """One sentence."""
         if self.is_identical:
             return f"outputs are identical ({self.tokens} tokens)"
+        if self.choices is None:
+            return f"one output ends after {self.position} equal tokens and the other goes on: please report this"
         verdict = "a near tie" if self.is_near_tie else "NOT a near tie: please report this"
         return (
             f"outputs first differ at token {self.position}: the target's logits for the two choices are {self.gap:.2g} "
@@ -45,6 +47,7 @@ class Comparison:
         )
 
 
+@torch.inference_mode()
 def compare_outputs(
     engine: Engine, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]
 ) -> Comparison:
@@ -61,9 +64,10 @@ def compare_outputs(
         return Comparison(False, shortest, position, float("inf"), tolerance)
     cache = engine.model.new_cache()
     prefix = [*prompt, *first[:position]]
-    engine.model.forward([Segment(cache, prefix[:-1], logit_rows=())]) if len(prefix) > 1 else None
-    cache.commit(range(cache.scratch))
-    logits = engine.model.forward([Segment(cache, prefix[-1:])])[0].logits[0].float()
+    if len(prefix) > 1:
+        engine.model.forward([Segment(cache, prefix[:-1], logit_rows=())])
+        cache.commit(range(cache.scratch))
+    logits = engine.model.forward([Segment(cache, prefix[-1:])])[0].logits[0].double()
     chosen = (first[position], second[position])
     best = float(logits[: engine.tokenizer.vocab_size].max())
     # Both choices must be near the best: a token that merely ties with another loser explains nothing.

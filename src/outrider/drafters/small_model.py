@@ -63,7 +63,8 @@ class SmallModelSession(DraftSession):
         # The pending committed tokens, root last, become part of the prefix before any guess is evaluated.
         pending = self.tokens[self.cache.length :]
         for start in range(0, len(pending), _PREFILL_ROWS):
-            chunk = pending[start : start + _PREFILL_ROWS]
+            # Tokens added to the target's tokenizer alone have no row here; any known one may stand for them.
+            chunk = [min(token, self.model.vocab_size - 1) for token in pending[start : start + _PREFILL_ROWS]]
             root_rows = self.model.forward([Segment(self.cache, chunk, logit_rows=[len(chunk) - 1])])[0].logits
             self.cache.commit(range(len(chunk)))
         source = ModelSource("small_model", self.model, self.cache, context.pipeline, output, root_rows)

@@ -8,13 +8,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from pydantic import ValidationError
 
 from outrider.config import EngineConfig
-from outrider.drafters.base import DraftContext, DraftSession
+from outrider.drafters.base import DraftContext, Drafter, DraftSession
 from outrider.engine.build import Lane, build_lane, check_draft_vocabulary, plan_parts
 from outrider.engine.loading import LoadedModel, Progress, load_model
 from outrider.engine.stats import Stats, fold
@@ -22,7 +24,7 @@ from outrider.engine.text_stream import TextStream
 from outrider.errors import ContextLengthError, InvalidOptionError, UsageError
 from outrider.models.base import SequenceCache
 from outrider.sampling.draw import SeededStream
-from outrider.sampling.params import SamplingParams
+from outrider.sampling.params import SamplingParams, usage_error
 from outrider.sampling.transform import LogitsPipeline
 from outrider.schedules.sequence import RunningSequence, TokenLogprob
 from outrider.schedules.stopping import StopRules
@@ -62,10 +64,10 @@ class Session:
     def __init__(self) -> None:
         self.cache: SequenceCache | None = None
         self.tokens: list[int] = []  # the text that the cache covers
-        self.drafts: dict[Regime, DraftSession] = {}
+        self.drafts: dict[Drafter, DraftSession] = {}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Active:
     """A running request and what only the engine needs to know of it."""
 
@@ -113,10 +115,15 @@ class Engine:
             return self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
         if prompt and isinstance(prompt[0], Mapping):
             messages = [m for m in prompt if isinstance(m, Mapping)]
+            if len(messages) < len(prompt):
+                raise InvalidOptionError("a prompt of messages must hold nothing but messages")
             if self.tokenizer.chat_template is None:
                 raise InvalidOptionError(f"model '{self.config.model}' has no chat template; give a plain prompt")
             return self.tokenizer.apply_chat_template(messages)
-        return [token for token in prompt if isinstance(token, int)]
+        try:
+            return [operator.index(token) for token in prompt]  # type: ignore[arg-type]
+        except TypeError:
+            raise InvalidOptionError("a prompt must be text, a list of token ids or a list of messages") from None
 
     def generate(self, prompt: Prompt, params: SamplingParams | None = None, session: Session | None = None) -> Result:
         """The whole answer at once."""
@@ -166,7 +173,7 @@ class Engine:
                         lane.schedule.step([a.sequence for a in group])
                 for active in [a for a in running if self._is_finished(a)]:
                     running.remove(active)
-                    active.text.push(active.sequence.output, is_last=True)
+                    active.text.push(active.sequence.output, active.sequence.finish)
                     yield active.key, self._close(active)
         finally:
             for active in running:
@@ -188,7 +195,10 @@ class Engine:
         allowed = {"drafter", "shape", "verifier", "proposal", "adaptive", "max_nodes"}
         if unknown := set(parts) - allowed:
             raise InvalidOptionError(f"with_parts cannot change {', '.join(sorted(unknown))}; load a new engine")
-        config = EngineConfig.model_validate(self.config.model_dump() | parts)
+        try:
+            config = EngineConfig.model_validate(self.config.model_dump() | parts)
+        except ValidationError as error:
+            raise usage_error(error) from None
         return Engine(config, self._target, self._draft)
 
     def describe(self) -> dict[str, str]:
@@ -225,7 +235,8 @@ class Engine:
         limit = FinishReason.LENGTH if params.max_tokens <= room else FinishReason.CONTEXT
         rules = StopRules(stop_ids, params.min_tokens, min(params.max_tokens, room), limit, stops)
         cache = self._reusable_cache(session, tokens)
-        draft_session = session.drafts.setdefault(params.regime, lane.drafter.new_session())
+        draft_session = session.drafts.get(lane.drafter) or lane.drafter.new_session()
+        session.drafts[lane.drafter] = draft_session
         random = SeededStream(params.seed)
         # With a fixed seed above temperature 0 the draws depend on the tree, so the clock must not choose it.
         is_adaptive = params.regime is Regime.GREEDY or params.seed is None
@@ -245,7 +256,7 @@ class Engine:
                     record = self._advance(active)
                 is_last = self._is_finished(active)
                 tokens = () if record is None else record.emitted
-                text = active.text.push(tokens, is_last)
+                text = active.text.push(tokens, sequence.finish)
                 if is_last:
                     is_closed = True
                     yield Event(text, tokens, record, self._close(active))
@@ -306,9 +317,10 @@ class Engine:
         size = min(self.model.vocab_size, self.tokenizer.vocab_size)
         if not tokens:
             raise InvalidOptionError("the prompt is empty; give at least one token of text")
-        for what, ids in (("prompt token", tokens), ("logit_bias token", params.logit_bias)):
+        asked = {"prompt": tokens, "logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
+        for what, ids in asked.items():
             if bad := [i for i in ids if not 0 <= i < size]:
-                raise InvalidOptionError(f"{what} {bad[0]} is outside the vocabulary of {size} tokens")
+                raise InvalidOptionError(f"{what}: token {bad[0]} is not in the vocabulary; ids are 0 to {size - 1}")
         if params.logprobs is not None and params.logprobs > size:
             raise InvalidOptionError(f"logprobs={params.logprobs} is more than the vocabulary's {size} tokens")
 
@@ -331,10 +343,6 @@ def load(
     Raises:
         UsageError, RunError: one sentence that says what was wrong and how to fix it.
     """
-    from pydantic import ValidationError
-
-    from outrider.sampling.params import usage_error
-
     try:
         config = EngineConfig.model_validate({"model": model, **options})
     except ValidationError as error:

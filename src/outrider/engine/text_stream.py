@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from outrider.text.detokenize import IncrementalDetokenizer
 from outrider.text.stop import StopStrings
 from outrider.text.tokenizer import Tokenizer
+from outrider.types import FinishReason
 
 
 class TextStream:
@@ -18,13 +19,19 @@ class TextStream:
         self._text = ""
         self._shown = 0
 
-    def push(self, tokens: Sequence[int], is_last: bool) -> str:
-        """The text that ``tokens`` make printable; with ``is_last``, everything that was held back, stop strings cut."""
+    def push(self, tokens: Sequence[int], finish: FinishReason | None) -> str:
+        """The text that ``tokens`` make printable; at the end (``finish``) also everything that was held back.
+
+        A final stop token is not shown even when it has a text, nor is anything of the stop string that ended the
+        text; a stop string that did not count (``min_tokens``) is.
+        """
+        if finish is FinishReason.STOP_TOKEN:
+            tokens = tokens[:-1]
         self._text += self._detokenizer.push(tokens)
         end = len(self._text)
-        if is_last:
+        if finish is not None:
             self._text += self._detokenizer.flush()
-            if self._stops is not None:
+            if self._stops is not None and finish is FinishReason.STOP_STRING:
                 self._text = self._stops.trim(self._text)
             end = len(self._text)
         elif self._stops is not None:

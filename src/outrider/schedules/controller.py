@@ -1,10 +1,10 @@
 """Turns speculation up, down and off by what it measures, so that it is never a loss that nobody sees.
 
-Three levels: plain decoding, a short tree, the full budget. Each keeps the tokens per second of its latest steps, and the
-best one is used. The other ones are tried again now and then under a budget: a level that was tried in vain owes the
-seconds it lost against the best one, and must wait until ``_SHARE`` of the time that passes has paid them back. So a tree
-that costs little is tried often, one that costs much seldom, and all trials together cost a few per cent. Steps in
-which a drafter found nothing count as plain ones: they cost the same. Only the clock is measured, no model of the
+Three levels: plain decoding, a short tree, the full budget. Each keeps the tokens per second of its latest steps, and
+the best one is used. The other ones are tried again now and then under a budget: a level that was tried in vain owes
+the seconds that it lost against the best one, and waits until ``_SHARE`` of the time that passes has paid them back. So
+a tree that costs little is tried often, one that costs much seldom, and all trials together cost a few per cent. Steps
+in which a drafter found nothing count as plain ones: they cost the same. Only the clock is measured, no model of the
 machine is assumed.
 """
 
@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 SHORT_TREE = 3
-_WINDOW = 32  # steps that a level's rate is computed from
+_WINDOW = 24  # steps that a level's rate is computed from
 _TRIAL_STEPS = 4  # steps before a level is judged
 _SHARE = 0.015  # of the time, per level: what trials may lose
 _PAUSE = 16  # steps between two trials of a level at least

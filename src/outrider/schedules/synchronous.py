@@ -94,7 +94,9 @@ class Synchronous(Schedule):
         with ExitStack() as speculative:
             for sequence in sequences:
                 speculative.enter_context(sequence.cache.speculation())
-            budget = self.max_nodes if self.controller is None else self.controller.choose()
+            # Seeded requests draft a fixed tree whatever the clock says: a batch with one tells nothing about a level.
+            controller = self.controller if all(sequence.is_adaptive for sequence in sequences) else None
+            budget = self.max_nodes if controller is None else controller.choose()
             proposals = [self._draft(sequence, budget) for sequence in sequences]
             draft = clock.lap()
             outputs = self._evaluate(sequences, proposals)
@@ -111,11 +113,12 @@ class Synchronous(Schedule):
                 )
             ]
         other = clock.lap()
-        if self.controller is not None:
-            drafted = sum(proposal.tree.drafted for proposal in proposals)
-            tokens = sum(len(emitted) for emitted, _ in kept)
-            self.controller.record(drafted, tokens, draft + target + verify + other)
         share = len(sequences)
+        if controller is not None:
+            drafted = sum(proposal.tree.drafted for proposal in proposals)
+            # Per sequence, so that steps of different batch sizes can be compared.
+            tokens = sum(len(emitted) for emitted, _ in kept) / share
+            controller.record(drafted, tokens, draft + target + verify + other)
         times = StepTimes(draft / share, target / share, verify / share, other / share)
         return [
             self._record(sequence, "decode", proposal.tree, verdict, emitted, trimmed, times)
@@ -127,8 +130,6 @@ class Synchronous(Schedule):
     # -- the phases of a step ------------------------------------------------------------------------------
 
     def _draft(self, sequence: RunningSequence, budget: int) -> Proposal:
-        if not sequence.is_adaptive:
-            budget = self.max_nodes
         # The bonus token always follows the guesses, so a guess is useful only if one more token may be kept.
         depth = sequence.remaining - 1
         return sequence.session.propose(DraftBudget(budget if depth > 0 else 0, depth))

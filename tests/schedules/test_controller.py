@@ -1,0 +1,120 @@
+"""Invariant 8: speculation is never a loss that nobody sees. The controller on simulated clocks."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from schedules.simulated_clock import COSTS, Machine, expected_rate
+
+from outrider.schedules.controller import Controller
+
+SEEDS = range(12)
+ACCEPTANCE = [0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9]
+EXPENSIVE = {0: 0.012, 3: 0.018, 8: 0.060}
+"""A machine on which every tree is a bad bargain unless nearly everything is accepted."""
+
+
+def run(acceptance: float, seed: int, steps: int = 500, **options: object) -> Machine:
+    machine = Machine(lambda _: acceptance, seed=seed, **options)  # type: ignore[arg-type]
+    machine.run(Controller(8), steps)
+    return machine
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCE)
+@pytest.mark.parametrize("costs", [COSTS, EXPENSIVE], ids=["cheap", "expensive"])
+def test_loss_against_plain_decoding_stays_below_five_per_cent(costs: dict[int, float], acceptance: float) -> None:
+    """U25, U76: over 500 steps, first trials included, 10% noise; and no seed is far from the mean."""
+    losses = [run(acceptance, seed, costs=costs).loss for seed in SEEDS]
+    assert statistics.mean(losses) < 0.05
+    assert max(losses) < 0.07
+
+
+@pytest.mark.parametrize("acceptance", ACCEPTANCE)
+def test_most_of_the_possible_gain_is_taken(acceptance: float) -> None:
+    """Against always using the best level, which nobody knows beforehand."""
+    best = max(expected_rate(size, acceptance) for size in COSTS)
+    rates = [(m := run(acceptance, seed)).tokens / m.seconds for seed in SEEDS]
+    assert statistics.mean(rates) > 0.90 * best
+
+
+def test_useless_guesses_turn_it_off_soon() -> None:
+    """U76: nothing accepted: after the first trials, nearly every step is plain."""
+    for seed in SEEDS:
+        chosen = run(0.0, seed, costs=EXPENSIVE).chosen
+        assert chosen[20:].count(0) > 0.9 * len(chosen[20:])
+
+
+def test_good_guesses_keep_it_on() -> None:
+    for seed in SEEDS:
+        chosen = run(0.9, seed).chosen
+        assert chosen[40:].count(0) < 0.1 * len(chosen[40:])
+
+
+def test_a_turn_for_the_worse_is_followed() -> None:
+    """U45: acceptance drops to nothing at step 250 (a head beyond the length that it was trained on)."""
+    for seed in SEEDS:
+        machine = Machine(lambda step: 0.9 if step < 250 else 0.0, seed=seed)
+        machine.run(Controller(8), 500)
+        late = machine.chosen[350:]
+        assert late.count(8) < 0.1 * len(late)
+
+
+def test_a_turn_for_the_better_is_found() -> None:
+    """Off is never for good, even after a thousand plain steps."""
+    for seed in SEEDS:
+        machine = Machine(lambda step: 0.0 if step < 1000 else 0.9, seed=seed, costs=dict(COSTS))
+        machine.run(Controller(8), 1600)
+        late = machine.chosen[1300:]
+        assert late.count(0) < 0.2 * len(late)
+
+
+def test_a_machine_that_slows_down_is_followed() -> None:
+    """Another process takes the cores: trees become dear while plain steps don't (the window forgets)."""
+    controller = Controller(8)
+    Machine(lambda _: 0.6).run(controller, 300)
+    slow = Machine(lambda _: 0.6, costs={0: 0.012, 3: 0.040, 8: 0.080}, seed=1)
+    slow.run(controller, 500)
+    assert slow.chosen[200:].count(0) > 0.8 * 300
+
+
+def test_steps_without_a_guess_count_as_plain() -> None:
+    """A drafter that finds something in one step of ten: trying costs nothing, so it stays on, and plain is measured."""
+    controller = Controller(8)
+    machine = Machine(lambda _: 0.9, finds=0.1)
+    machine.run(controller, 400)
+    plain = controller.levels[0]
+    assert plain.rate == pytest.approx(1 / COSTS[0], rel=0.1)
+    assert machine.loss < -0.1
+    assert machine.chosen[100:].count(0) < 100
+
+
+def test_one_disturbance_decides_nothing() -> None:
+    """A single step that took a second (a page fault storm) does not turn a good drafter off."""
+    controller = Controller(8)
+    Machine(lambda _: 0.9).run(controller, 100)
+    size = controller.choose()
+    assert size > 0
+    controller.record(size, 4, 1.0)
+    after = Machine(lambda _: 0.9, seed=3)
+    after.run(controller, 60)
+    assert after.chosen.count(0) < 20
+
+
+@pytest.mark.parametrize(("budget", "sizes"), [(0, {0}), (1, {0, 1}), (3, {0, 3}), (64, {0, 3, 64})])
+def test_levels(budget: int, sizes: set[int]) -> None:
+    controller = Controller(budget)
+    seen = set()
+    for _ in range(100):
+        size = controller.choose()
+        assert controller.is_speculating == (size > 0)
+        controller.record(size, 1 + size, 0.01)
+        seen.add(size)
+    assert seen == sizes
+
+
+def test_steps_that_kept_nothing_are_ignored() -> None:
+    controller = Controller(8)
+    controller.choose()
+    controller.record(8, 0, 1.0)
+    assert all(not level.steps for level in controller.levels)
