@@ -2,8 +2,9 @@
 
     python scripts/benchmark.py plain|int4|rows|overhead|ngram|sweep [--data spec_bench.jsonl] [--llama-python PYTHON]
 
-Every section interleaves what it compares (A B A B), prompt by prompt, in this one process (llama.cpp in a child that is
-stopped while others run), and reports medians. Raw rows go to docs/results/NAME.json; the table between the markers of
+Every section interleaves what it compares (A B A B), prompt by prompt, in this one process (llama.cpp in a child that
+is stopped while others run), and reports medians. Raw rows go to docs/results/NAME.json; the table between the markers of
+
 docs/benchmarks.md is replaced. Run it with nothing else running: the load average at the start is part of the record.
 """
 
@@ -165,9 +166,11 @@ def section_rows(args: argparse.Namespace) -> tuple[str, object]:
         lines.append(
             f"| {label} | " + " | ".join(f"{medians[n]:.1f}" for n in counts) + f" | {medians[8] / medians[1]:.2f} |"
         )
-    return "Milliseconds of one forward over a prefix of 256 tokens (median of 30 interleaved repeats).\n\n" + "\n".join(
-        lines
-    ), raw
+    return (
+        "Milliseconds of one forward over a prefix of 256 tokens (median of 30 interleaved repeats).\n\n"
+        + "\n".join(lines),
+        raw,
+    )
 
 
 def section_overhead(args: argparse.Namespace) -> tuple[str, object]:
@@ -250,7 +253,7 @@ def section_sweep(args: argparse.Namespace) -> tuple[str, object]:
 
     rows = greedy_sweep(base, prompts, combinations, TOKENS, report)
     lines = [
-        "| drafter | shape | prompts | tokens | equal tokens | drafted | accepted | near ties (largest gap) | unexplained |",
+        "| drafter | shape | prompts | tokens | equal | drafted | accepted | near ties (largest gap) | unexplained |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     raw = []
@@ -280,8 +283,12 @@ SECTIONS = {
 
 def environment() -> dict[str, object]:
     """Where a figure was measured."""
-    cpu = next((x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "")
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False)
+    cpu = next(
+        (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), ""
+    )
+    revision = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "cpu": cpu,
@@ -301,8 +308,8 @@ def publish(name: str, table: str, raw: object, where: dict[str, object]) -> Non
     results.mkdir(parents=True, exist_ok=True)
     (results / f"{name}.json").write_text(json.dumps({"environment": where, "rows": raw}, indent=1) + "\n")
     note = (
-        f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, {where['date']}, revision {where['revision']}, "
-        f"load at start {where['load_at_start']}"
+        f"{where['cpu']}, {where['threads']} threads, torch {where['torch']}, {where['date']}, "
+        f"revision {where['revision']}, load at start {where['load_at_start']}"
     )
     page = ROOT / "docs" / "benchmarks.md"
     text = page.read_text()

@@ -12,8 +12,9 @@ from outrider.types import ProposalKind
 class EngineConfig(BaseModel):
     """One engine. Parts are given as ``name`` or ``name:option=value,option=value`` (``engine/spec.py``).
 
-    ``shape``, ``verifier`` and ``proposal`` may be left out: the drafter's default shape; greedy matching at temperature 0 and
-    multi-step sampling above; the best children at temperature 0 and for n-grams, drawn children otherwise.
+    ``shape``, ``verifier`` and ``proposal`` may be left out: the drafter's default shape;
+    greedy matching at temperature 0
+    and multi-step sampling above; the best children at temperature 0 and for n-grams, drawn children otherwise.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

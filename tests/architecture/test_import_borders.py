@@ -34,7 +34,9 @@ def imported_parts(path: Path) -> set[str]:
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: relative import"
-            names = [f"{node.module}.{alias.name}" if node.module == "outrider" else node.module for alias in node.names]
+            names = [
+                f"{node.module}.{alias.name}" if node.module == "outrider" else node.module for alias in node.names
+            ]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         parts.update(name.split(".")[1] for name in names if name.startswith("outrider."))

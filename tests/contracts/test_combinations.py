@@ -6,8 +6,8 @@ Every case is discovered from the registry: a new drafter, shape or verifier is 
 from __future__ import annotations
 
 import pytest
-from engine.tiny_engines import Combination, build_engine, combinations, random_prompts
 
+from engine.tiny_engines import Combination, build_engine, combinations, random_prompts
 from outrider.engine.engine import Engine
 from outrider.engine.registry import DRAFTERS, SHAPES
 from outrider.models.toy import ToyModel

@@ -1,14 +1,14 @@
 """Invariant 4: after every step the target's and the drafter's caches equal a fresh prefill of the committed text.
 
-The toy cache holds the tokens that its entries were computed from and refuses an entry of another prefix, so equality of
-``tokens`` with the committed text is equality with a fresh prefill.
+The toy cache holds the tokens that its entries were computed from and refuses an entry of another prefix, so equality
+of ``tokens`` with the committed text is equality with a fresh prefill.
 """
 
 from __future__ import annotations
 
 import pytest
-from engine.tiny_engines import Combination, build_engine, combinations, random_prompts
 
+from engine.tiny_engines import Combination, build_engine, combinations, random_prompts
 from outrider.drafters.small_model import SmallModelSession
 from outrider.engine.engine import Engine, Session
 from outrider.models.toy import ToyModel
@@ -40,18 +40,21 @@ def check_caches(session: Session, text: list[int], covered: int | None = None) 
 def check_every_step(engine: Engine, prompt: list[int], params: SamplingParams, session: Session) -> list[int]:
     """Stream a request, looking into the caches after each step."""
     text = list(prompt)
-    for event in engine.stream(prompt, params, session):
+    stream = engine.stream(prompt, params, session)
+    sequence = stream.gi_frame.f_locals["active"].sequence  # type: ignore[attr-defined]
+    for event in stream:
         text += event.tokens
-        if event.result is None and event.record is not None:
-            for draft in session.drafts.values():
-                if isinstance(draft, SmallModelSession):
-                    assert draft.tokens == text
-                    assert draft.cache.scratch == 0
-                    assert isinstance(draft.cache, ToyCache)
-                    assert list(draft.cache.tokens) == text[: draft.cache.length]
-                    if event.record.drafted:
-                        # What was accepted is not read again: at most the bonus token and the leaf above it are new.
-                        assert draft.cache.length >= len(text) - 2
+        assert sequence.cache.scratch == 0
+        assert list(sequence.cache.tokens) == text[:-1]
+        draft = sequence.session
+        if event.record is not None and isinstance(draft, SmallModelSession):
+            assert draft.tokens == text
+            assert isinstance(draft.cache, ToyCache)
+            assert draft.cache.scratch == 0
+            assert list(draft.cache.tokens) == text[: draft.cache.length]
+            if event.record.drafted:
+                # What was accepted is not read again: at most the bonus token and the leaf above it are new.
+                assert draft.cache.length >= len(text) - 2
     check_caches(session, text, covered=len(text) - 1)
     return text
 
@@ -150,6 +153,24 @@ def test_two_drafters_may_share_a_session() -> None:
     result = second.generate([*text, 1], params, session)
     assert result.stats.num_draft_tokens == 0
     assert first.generate([*text, 1], params, session).tokens == result.tokens
+
+
+@pytest.mark.parametrize("drafter", ["none", "small_model", "layer_skip", "ngram"])
+def test_two_requests_at_a_time_on_one_session(drafter: str) -> None:
+    """The second one finds the caches taken and makes its own; neither writes to the other's."""
+    engine = build_engine(drafter, "chain:3", target=ToyModel(vocab_size=12))
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    session = engine.new_session()
+    prompts = [[1, 2, 3], [1, 2, 4], [1, 2, 3]]
+    expected = [engine.generate(prompt, params, session).tokens for prompt in prompts]
+    streams = [engine.stream(prompt, params, session) for prompt in prompts]
+    outputs: list[list[int]] = [[], [], []]
+    for _ in range(10):
+        for stream, output in zip(streams, outputs, strict=True):
+            output += [token for event in [next(stream, None)] if event is not None for token in event.tokens]
+    assert [tuple(output) for output in outputs] == expected
+    again = [1, 2, 3, *outputs[2], 7]
+    assert engine.generate(again, params, session).tokens == engine.generate(again, params).tokens
 
 
 def test_a_planted_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,12 @@
-"""Invariant 5: EOS, stop strings, max_tokens, min_tokens, context limit: the earliest event wins, nothing follows it."""
+"""Invariant 5: EOS, stop strings, max_tokens, min_tokens, context limit: the earliest wins and nothing follows it."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
-from engine.tiny_engines import ScriptModel, build_engine, letters_tokenizer
 
+from engine.tiny_engines import ScriptModel, build_engine, letters_tokenizer
 from outrider.engine.engine import Engine, Result
 from outrider.models.toy import ToyModel
 from outrider.models.toy_cache import ToyCache

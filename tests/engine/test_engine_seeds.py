@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from engine.tiny_engines import Combination, build_engine, combinations, random_prompts
 
+from engine.tiny_engines import Combination, build_engine, combinations, random_prompts
 from outrider.engine.engine import Engine
 from outrider.models.toy import ToyModel
 from outrider.sampling.params import SamplingParams

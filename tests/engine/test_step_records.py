@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from engine.tiny_engines import ScriptModel, build_engine, combinations, random_prompts
 
+from engine.tiny_engines import ScriptModel, build_engine, combinations, random_prompts
 from outrider.engine.engine import Result
 from outrider.engine.stats import fold
 from outrider.sampling.params import SamplingParams
@@ -63,7 +63,8 @@ def test_records_of_every_combination(regime: Regime) -> None:
     for combination in combinations(regime):
         engine = combination.engine()
         for prompt, ignore in zip(PROMPTS, (True, False, False), strict=True):
-            params = SamplingParams(max_tokens=20, temperature=temperature, seed=3, ignore_eos=ignore, stop=("bcb", "k"))
+            base = SamplingParams(max_tokens=20, temperature=temperature, seed=3)
+            params = base.model_copy(update={"ignore_eos": ignore, "stop": ("bcb", "k")})
             check_records(engine.generate(prompt, params))
         for _, result in engine.run([(i, p, SamplingParams(max_tokens=9)) for i, p in enumerate(PROMPTS)], batch=3):
             check_records(result)

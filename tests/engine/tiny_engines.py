@@ -56,11 +56,12 @@ def build_engine(
     adaptive: bool = False,
     max_nodes: int = 64,
 ) -> Engine:
-    """An engine from parts. The default target is a Markov chain of order 2, so that its greedy text runs into loops."""
+    """An engine from parts. The default target is a Markov chain of order 2: its greedy text runs into loops."""
     target = target or ToyModel(vocab_size=12, order=2, seed=3)
     needs_draft = load_class("drafter", drafter.partition(":")[0]).needs_draft_model
     if needs_draft and draft is None:
-        draft = ToyModel(target.vocab_size, target.context_length, target.order, target.sharpness, target.seed, noise=0.4)
+        same = (target.vocab_size, target.context_length, target.order, target.sharpness, target.seed)
+        draft = ToyModel(*same, noise=0.4)
     config = EngineConfig(
         model="tiny",
         drafter=drafter,
@@ -128,21 +129,17 @@ def _is_legal(combination: Combination, regime: Regime) -> bool:
 
 
 class ScriptModel(ToyModel):
-    """Says ``script`` after a prompt of ``prompt_length`` tokens, whatever was said; ``wrong`` indices are off by one."""
+    """Says ``script`` after a prompt of ``prompt_length`` tokens, whatever was said."""
 
-    def __init__(self, script: Sequence[int], prompt_length: int, vocab_size: int, wrong: Sequence[int] = ()) -> None:
+    def __init__(self, script: Sequence[int], prompt_length: int, vocab_size: int) -> None:
         super().__init__(vocab_size=vocab_size)
         self.script = list(script)
         self.prompt_length = prompt_length
-        self.wrong = frozenset(wrong)
 
     def _logits(self, view: object, layers: int) -> Tensor:
         index = len(view) - self.prompt_length  # type: ignore[arg-type]
-        token = self.script[index % len(self.script)]
-        if index in self.wrong:
-            token = (token + 1) % self.vocab_size
         logits = torch.zeros(self.vocab_size, dtype=torch.float64)
-        logits[token] = 12.0
+        logits[self.script[index % len(self.script)]] = 12.0
         return logits
 
 

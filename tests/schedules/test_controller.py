@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from schedules.simulated_clock import COSTS, Machine, expected_rate
 
 from outrider.schedules.controller import Controller
+from schedules.simulated_clock import COSTS, Machine, expected_rate
 
 SEEDS = range(12)
 ACCEPTANCE = [0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9]
@@ -79,7 +79,7 @@ def test_a_machine_that_slows_down_is_followed() -> None:
 
 
 def test_steps_without_a_guess_count_as_plain() -> None:
-    """A drafter that finds something in one step of ten: trying costs nothing, so it stays on, and plain is measured."""
+    """A drafter that finds something in one step of ten: trying costs nothing, so it stays on."""
     controller = Controller(8)
     machine = Machine(lambda _: 0.9, finds=0.1)
     machine.run(controller, 400)
@@ -87,6 +87,17 @@ def test_steps_without_a_guess_count_as_plain() -> None:
     assert plain.rate == pytest.approx(1 / COSTS[0], rel=0.1)
     assert machine.loss < -0.1
     assert machine.chosen[100:].count(0) < 100
+
+
+def test_a_step_without_a_guess_is_booked_as_plain_whatever_was_allowed() -> None:
+    """A full budget that found nothing cost a plain step: booked as a full tree it would make trees look cheap."""
+    controller = Controller(8)
+    while controller.choose() != 8:
+        controller.record(3, 1, 0.014)
+    plain, _, full = controller.levels
+    counts = len(plain.steps), len(full.steps), full.trial
+    controller.record(0, 1, 0.012)
+    assert (len(plain.steps), len(full.steps), full.trial) == (counts[0] + 1, counts[1], counts[2])
 
 
 def test_one_disturbance_decides_nothing() -> None:

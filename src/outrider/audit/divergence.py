@@ -1,7 +1,7 @@
 """Where two greedy outputs of the same target part, and whether a near tie of its two best logits explains it.
 
-Finite precision makes a product's last bits depend on how many rows it has (a tree has several, plain decoding one). Where
-the two best logits are closer than that noise, either token is the target's argmax; anything wider is a bug.
+Finite precision makes a product's last bits depend on how many rows it has (a tree has several, plain decoding one).
+Where the two best logits are closer than that noise, either token is the target's argmax; anything wider is a bug.
 """
 
 from __future__ import annotations
@@ -42,15 +42,13 @@ class Comparison:
             return f"one output ends after {self.position} equal tokens and the other goes on: please report this"
         verdict = "a near tie" if self.is_near_tie else "NOT a near tie: please report this"
         return (
-            f"outputs first differ at token {self.position}: the target's logits for the two choices are {self.gap:.2g} "
-            f"apart there, {verdict} (tolerance {self.tolerance:g})"
+            f"outputs first differ at token {self.position}: the target's logits for the two choices are "
+            f"{self.gap:.2g} apart there, {verdict} (tolerance {self.tolerance:g})"
         )
 
 
 @torch.inference_mode()
-def compare_outputs(
-    engine: Engine, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]
-) -> Comparison:
+def compare_outputs(engine: Engine, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]) -> Comparison:
     """Compare two greedy outputs for the same prompt tokens; evaluates the target once where they part.
 
     The gap is between the logits of the two tokens that were chosen, by the one-row path of plain decoding.

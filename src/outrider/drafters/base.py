@@ -1,7 +1,7 @@
 """The contract of a draft source.
 
-A ``Drafter`` is built once and holds what all requests share (a model, an index). ``new_session`` gives the state of one
-sequence; ``propose`` grows a tree with the configured shape, ``observe`` tells what was kept.
+A ``Drafter`` is built once and holds what all requests share (a model, an index). ``new_session`` gives the state of
+one sequence; ``propose`` grows a tree with the configured shape, ``observe`` tells what was kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outrider.trees.shapes.base import Shape
 
 
-class Options(BaseModel):
+class DraftOptions(BaseModel):
     """Base of every part's options: immutable, and a misspelt one is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -100,7 +100,7 @@ class DraftSession(ABC):
     def observe(self, observation: Observation) -> None:
         """Learn what was kept after a proposal (or after the prefill, whose first token is the only one)."""
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 - most sessions have nothing to undo
         """The request is over (finished, failed or cancelled); roll back anything speculative."""
 
 
@@ -115,7 +115,7 @@ class Drafter(ABC):
         summary, source: one line and a citation for ``outrider methods``.
     """
 
-    Options: ClassVar[type[Options]] = Options
+    Options: ClassVar[type[DraftOptions]] = DraftOptions
     positional: ClassVar[str | None] = None
     samples: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = False
@@ -124,7 +124,7 @@ class Drafter(ABC):
     source: ClassVar[str]
 
     def __init__(
-        self, options: Options, shape: Shape, target: LanguageModel, draft_model: LanguageModel | None = None
+        self, options: DraftOptions, shape: Shape, target: LanguageModel, draft_model: LanguageModel | None = None
     ) -> None:
         self.options = options
         self.shape = shape

@@ -1,8 +1,8 @@
 """Draft with the target's own first blocks and its head; the draft shares the target's cache entries.
 
-LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), without its training: an untrained exit agrees with the full model less
-often. The prefix entries of the first blocks are the target's own, so drafting needs no cache and no prefill; the guesses'
-entries are scratch and rolled back before the target's pass writes them in full.
+LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), without its training: an untrained exit agrees with the full model
+less often. The prefix entries of the first blocks are the target's own, so drafting needs no cache and no prefill; the
+guesses' entries are scratch and rolled back before the target's pass writes them in full.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftSession, Observation, Options, Proposal
+from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftOptions, DraftSession, Observation, Proposal
 from outrider.drafters.model_source import ModelSource
 from outrider.errors import InvalidOptionError
 from outrider.models.base import LanguageModel
@@ -19,7 +19,7 @@ from outrider.trees.shapes.base import GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
 
 
-class LayerSkipOptions(Options):
+class LayerSkipOptions(DraftOptions):
     """``layers``: blocks that draft (0 picks two thirds of the target's)."""
 
     layers: Annotated[int, Field(ge=0)] = 0
@@ -28,14 +28,14 @@ class LayerSkipOptions(Options):
 class LayerSkip(Drafter):
     """The target's first blocks as the draft model."""
 
-    Options: ClassVar[type[Options]] = LayerSkipOptions
+    Options: ClassVar[type[DraftOptions]] = LayerSkipOptions
     positional: ClassVar[str | None] = "layers"
     samples = True
     summary = "the target's own first layers and head"
     source = "LayerSkip (Elhoushi et al. 2024)"
 
     def __init__(
-        self, options: Options, shape: Shape, target: LanguageModel, draft_model: LanguageModel | None = None
+        self, options: DraftOptions, shape: Shape, target: LanguageModel, draft_model: LanguageModel | None = None
     ) -> None:
         super().__init__(options, shape, target, draft_model)
         if not isinstance(options, LayerSkipOptions):

@@ -55,10 +55,8 @@ class ModelSource:
 
     def candidates(self, tree: TokenTree, nodes: Sequence[int]) -> list[Candidates]:
         """One draft forward for all ``nodes``; their distributions after the request's processing."""
-        if self._root_rows is not None and list(nodes) == [0]:
-            rows = self._root_rows
-        else:
-            rows = self._forward(tree, nodes)
+        rows = self._root_rows if list(nodes) == [0] else None
+        rows = self._forward(tree, nodes) if rows is None else rows
         missing = self.pipeline.vocab_size - rows.shape[-1]
         if missing > 0:  # a draft head with fewer padding rows than the target's tokenizer has tokens
             rows = F.pad(rows, (0, missing), value=float("-inf"))

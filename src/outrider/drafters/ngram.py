@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftSession, Observation, Options, Proposal
+from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftOptions, DraftSession, Observation, Proposal
 from outrider.models.base import LanguageModel
 from outrider.trees.shapes.base import Candidates, GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
@@ -29,7 +29,7 @@ Occurrence = tuple[int, int]
 """(index in the text of the token that follows, length of the match at the root)."""
 
 
-class NGramOptions(Options):
+class NGramOptions(DraftOptions):
     """Options of ``NGram``."""
 
     max_match: Annotated[int, Field(ge=1, le=32, description="longest match looked for, tokens")] = 4
@@ -46,7 +46,7 @@ class NGramOptions(Options):
 class NGram(Drafter):
     """Looks the text's last tokens up in the text itself."""
 
-    Options: ClassVar[type[Options]] = NGramOptions
+    Options: ClassVar[type[DraftOptions]] = NGramOptions
     positional: ClassVar[str | None] = "max_match"
     summary = "prompt lookup: what followed the same tokens earlier in prompt and output"
     source = "Prompt lookup decoding, Saxena 2023; Yang et al. 2023, arXiv:2304.04487"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftSession, Observation, Options, Proposal
+from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftOptions, DraftSession, Observation, Proposal
 from outrider.models.base import LanguageModel, Segment
 from outrider.sampling.draw import Role
 from outrider.trees.shapes.base import Candidates, GrowLimits, Shape
@@ -25,7 +25,7 @@ _RANKED = 16
 """Candidates offered at a node: more than any shape takes in a test."""
 
 
-class ReplayOptions(Options):
+class ReplayOptions(DraftOptions):
     """Options of ``Replay``."""
 
     rate: Annotated[float, Field(ge=0.0, le=1.0, description="probability of offering the target's best token")] = 0.8
@@ -34,7 +34,7 @@ class ReplayOptions(Options):
 class Replay(Drafter):
     """Offers the target's own best token at a chosen rate."""
 
-    Options: ClassVar[type[Options]] = ReplayOptions
+    Options: ClassVar[type[DraftOptions]] = ReplayOptions
     positional: ClassVar[str | None] = "rate"
     summary = "the target's own best tokens at a chosen rate (an oracle for tests and benchmarks, not a speed-up)"
     source = "test instrument"

@@ -1,6 +1,7 @@
 """THE composition root: a configuration becomes checked parts. The only module that sees every family.
 
-A combination that would not be exact is refused here, before any weights load, with a sentence that names what would work.
+A combination that would not be exact is refused here, before any weights load, with a sentence that names what would
+work.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def plan_parts(config: EngineConfig, regime: Regime) -> PartsPlan:
     verifier = parse_part("verifier", config.verifier or DEFAULT_VERIFIER[regime])
     proposal = config.proposal or _default_proposal(drafter, shape, regime)
     if drafter.cls.needs_draft_model and config.draft_model is None:
-        raise InvalidOptionError(f"drafter '{drafter.name}' needs a second model: give --draft-model NAME|DIR|FILE.gguf")
+        raise InvalidOptionError(
+            f"drafter '{drafter.name}' needs a second model: give --draft-model NAME|DIR|FILE.gguf"
+        )
     if config.draft_model is not None and not drafter.cls.needs_draft_model:
         raise InvalidOptionError(f"drafter '{drafter.name}' takes no --draft-model; use --drafter small_model")
     if proposal is not ProposalKind.DETERMINISTIC and not drafter.cls.samples:
@@ -81,8 +84,8 @@ def check_exact(verifier: PartSpec, proposal: ProposalKind, topology: Topology, 
     legal = [name for name in VERIFIERS if case in load_class("verifier", name).exact_for]
     temperature = "temperature 0" if regime is Regime.GREEDY else "temperature above 0"
     raise IllegalCombinationError(
-        f"verifier '{verifier.name}' is not exact for {proposal.value} proposals on a {topology.value} at {temperature}; "
-        f"exact there: {', '.join(legal) or 'none'}"
+        f"verifier '{verifier.name}' is not exact for {proposal.value} proposals on a {topology.value} "
+        f"at {temperature}; exact there: {', '.join(legal) or 'none'}"
     )
 
 

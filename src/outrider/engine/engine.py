@@ -1,9 +1,9 @@
 """The public API: load a model, generate, stream, run batches, look at what every step did.
 
-    import outrider
-    engine = outrider.load("smollm2-135m", drafter="ngram")
-    for event in engine.stream(engine.encode("Tell me about the sea.")):
-        print(event.text, end="", flush=True)
+import outrider
+engine = outrider.load("smollm2-135m", drafter="ngram")
+for event in engine.stream(engine.encode("Tell me about the sea.")):
+    print(event.text, end="", flush=True)
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from outrider.config import EngineConfig
 from outrider.drafters.base import DraftContext, Drafter, DraftSession
 from outrider.engine.build import Lane, build_lane, check_draft_vocabulary, plan_parts
 from outrider.engine.loading import LoadedModel, Progress, load_model
+from outrider.engine.spec import parse_part
 from outrider.engine.stats import Stats, fold
 from outrider.engine.text_stream import TextStream
 from outrider.errors import ContextLengthError, InvalidOptionError, UsageError
@@ -59,7 +60,10 @@ class Event:
 
 
 class Session:
-    """Caches that outlive a request: a chat's next turn prefills only what is new."""
+    """Caches that outlive a request: a chat's next turn prefills only what is new.
+
+    A request takes them out and puts its own back at its end, so two at a time on one session don't disturb each other.
+    """
 
     def __init__(self) -> None:
         self.cache: SequenceCache | None = None
@@ -191,7 +195,14 @@ class Engine:
         return Engine(config, self._target)
 
     def with_parts(self, **parts: str | bool | int | None) -> Engine:
-        """The same loaded models with other parts: ``drafter``, ``shape``, ``verifier``, ``proposal``, ``adaptive``, ``max_nodes``."""
+        """The same loaded models with other parts.
+
+        Args:
+            parts: any of ``drafter``, ``shape``, ``verifier``, ``proposal``, ``adaptive``, ``max_nodes``.
+
+        Raises:
+            UsageError: as ``load``.
+        """
         allowed = {"drafter", "shape", "verifier", "proposal", "adaptive", "max_nodes"}
         if unknown := set(parts) - allowed:
             raise InvalidOptionError(f"with_parts cannot change {', '.join(sorted(unknown))}; load a new engine")
@@ -199,7 +210,10 @@ class Engine:
             config = EngineConfig.model_validate(self.config.model_dump() | parts)
         except ValidationError as error:
             raise usage_error(error) from None
-        return Engine(config, self._target, self._draft)
+        # The draft model stays loaded, and is named only to drafters that take one.
+        takes_draft = parse_part("drafter", config.drafter).cls.needs_draft_model
+        name = self._draft.name if self._draft is not None and takes_draft else None
+        return Engine(config.model_copy(update={"draft_model": name}), self._target, self._draft)
 
     def describe(self) -> dict[str, str]:
         """What runs, for people."""
@@ -211,7 +225,7 @@ class Engine:
             "weights": self._target.weights,
             "device": str(self.model.device),
             "threads": str(torch.get_num_threads()),
-            "drafter": self.config.drafter if self._draft is None else f"{self.config.drafter} ({self._draft.name})",
+            "drafter": self.config.drafter + (f" ({self.config.draft_model})" if self.config.draft_model else ""),
             "shape": self.config.shape or _spec_text(lane),
             "verifier": ", ".join(f"{name} ({regime})" for regime, name in verifiers.items()),
         }
@@ -235,8 +249,7 @@ class Engine:
         limit = FinishReason.LENGTH if params.max_tokens <= room else FinishReason.CONTEXT
         rules = StopRules(stop_ids, params.min_tokens, min(params.max_tokens, room), limit, stops)
         cache = self._reusable_cache(session, tokens)
-        draft_session = session.drafts.get(lane.drafter) or lane.drafter.new_session()
-        session.drafts[lane.drafter] = draft_session
+        draft_session = session.drafts.pop(lane.drafter, None) or lane.drafter.new_session()
         random = SeededStream(params.seed)
         # With a fixed seed above temperature 0 the draws depend on the tree, so the clock must not choose it.
         is_adaptive = params.regime is Regime.GREEDY or params.seed is None
@@ -281,6 +294,7 @@ class Engine:
         sequence.session.end()
         sequence.cache.rollback()
         session.cache = sequence.cache
+        session.drafts[active.lane.drafter] = sequence.session
         session.tokens = [*sequence.prompt, *sequence.output][: sequence.cache.length]
         return Result(
             prompt_tokens=len(sequence.prompt),
@@ -308,10 +322,11 @@ class Engine:
             if old != new:
                 break
             shared += 1
-        if session.cache is not None and session.cache.can_truncate(shared):
-            session.cache.truncate(shared)
-            return session.cache
-        return self.model.new_cache()
+        cache, session.cache = session.cache, None
+        if cache is None or not cache.can_truncate(shared):
+            return self.model.new_cache()
+        cache.truncate(shared)
+        return cache
 
     def _check_tokens(self, tokens: Sequence[int], params: SamplingParams) -> None:
         size = min(self.model.vocab_size, self.tokenizer.vocab_size)
@@ -338,7 +353,7 @@ def load(
         model: catalogue name, directory, ``.gguf`` file or hub id.
         regime: refuse at once, before weights load, parts that are not exact for it (else at the first request).
         progress: called with (stage, bytes done, bytes in all) while a model is fetched.
-        options: the other fields of ``outrider.config.EngineConfig`` (drafter, shape, verifier, draft_model, dtype, ...).
+        options: the other fields of ``outrider.config.EngineConfig`` (drafter, shape, draft_model, dtype, ...).
 
     Raises:
         UsageError, RunError: one sentence that says what was wrong and how to fix it.

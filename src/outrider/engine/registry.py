@@ -71,8 +71,8 @@ def methods() -> list[MethodInfo]:
 
 def _exactness(axis: str, cls: Any) -> str:
     if axis != "verifier":
-        kinds = ", ".join(sorted(kind.value for kind in cls.kinds)) if axis == "shape" else ""
-        return {"drafter": "guesses only", "shape": f"kinds: {kinds}"}.get(axis, "keeps the verifier's law")
+        proposals = ", ".join(sorted(kind.value for kind in cls.kinds)) if axis == "shape" else ""
+        return {"drafter": "guesses only", "shape": f"kinds: {proposals}"}.get(axis, "keeps the verifier's law")
     if cls.lossy:
         return "LOSSY: only with --lossy"
     parts = []

@@ -13,8 +13,9 @@ class Stats:
     """What a request (or several) did.
 
     ``num_drafts`` counts steps that drafted anything; ``num_accepted_tokens`` counts accepted guesses that were kept;
-    ``mean_acceptance_length`` is tokens kept per such step, the bonus token included (1.0 means no guess was kept). Seconds are
-    wall clock; ``prefill_seconds`` covers the pass that reads the prompt and emits the first token.
+    ``mean_acceptance_length`` is tokens kept per such step, the bonus token included (1.0 means no guess was kept).
+    Seconds
+    are wall clock; ``prefill_seconds`` covers the pass that reads the prompt and emits the first token.
     ``tokens_per_second`` is the decode rate: tokens after the first one over ``decode_seconds``.
     """
 

@@ -31,7 +31,9 @@ def attention_bias(segment: Segment, group: WindowGroup, dtype: torch.dtype, dev
         visible[:, committed:] = torch.from_numpy(segment.mask)
     if is_windowed and group.window is not None:
         # Tree rows share positions, so a scratch entry's position is not its slot.
-        entry_positions = torch.cat([torch.arange(group.base, cache.length), torch.tensor(scratch_positions + positions)])
+        entry_positions = torch.cat(
+            [torch.arange(group.base, cache.length), torch.tensor(scratch_positions + positions)]
+        )
         visible &= entry_positions[None, :] > torch.tensor(positions)[:, None] - group.window
     bias = torch.zeros((rows, entries), dtype=dtype)
     return bias.masked_fill_(~visible, -torch.inf).to(device)
@@ -54,7 +56,9 @@ def attend(
     kv_heads = keys.shape[0]
     group = heads // kv_heads
     # Queries that share a key head become rows of one product: no copy of keys, and few-row kernels stay busy.
-    grouped = queries.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(1, kv_heads, group * rows, head_dim)
+    grouped = (
+        queries.view(rows, kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(1, kv_heads, group * rows, head_dim)
+    )
     if bias is not None and group > 1:
         bias = bias.expand(group, -1, -1).reshape(group * rows, -1)
     if soft_cap is None:

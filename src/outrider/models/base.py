@@ -79,7 +79,7 @@ class Segment:
         tokens: token ids [n].
         positions: absolute positions [n]; ``None`` continues the chain after the last scratch entry.
         mask: bool [n, scratch_before + n], which scratch entries and rows each row sees (itself included); the whole
-            committed prefix is always visible (less what a sliding window hides). ``None`` is causal: everything before.
+            committed prefix is always visible (less what a sliding window hides). ``None`` is causal.
         logit_rows: rows whose logits are wanted; ``None`` for all, ``()`` for none.
     """
 

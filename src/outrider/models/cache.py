@@ -22,7 +22,9 @@ _FIRST_CAPACITY = 256
 class WindowGroup:
     """The entries of all blocks with the same window. ``base`` is the position of its first entry."""
 
-    def __init__(self, window: int | None, blocks: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, window: int | None, blocks: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+    ):
         self.window = window
         self.base = 0
         self.kv_heads = config.num_kv_heads

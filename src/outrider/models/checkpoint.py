@@ -43,8 +43,8 @@ class Int4Weight:
 class Checkpoint(Protocol):
     """A validated weight file (or set of shards).
 
-    Names are those of transformers' ``*ForCausalLM`` state dicts (``model.layers.0.self_attn.q_proj.weight``), with q and k
-    rows in transformers' half-split rotary order, whatever the file's own order.
+    Names are those of transformers' ``*ForCausalLM`` state dicts (``model.layers.0.self_attn.q_proj.weight``), with q
+    and k rows in transformers' half-split rotary order, whatever the file's own order.
     """
 
     config: DecoderConfig

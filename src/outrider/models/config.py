@@ -17,8 +17,8 @@ class RopeConfig:
 class DecoderConfig:
     """All that ``models/decoder.py`` needs to know; families differ only by these fields.
 
-    ``windows[i]`` is block i's sliding window in positions (a row sees itself and ``window - 1`` before it), ``None`` for
-    full attention. ``ropes`` maps a block's window kind to its rotary embedding: ``full`` and ``sliding``.
+    ``windows[i]`` is block i's sliding window in positions (a row sees itself and ``window - 1`` before it), ``None``
+    for full attention. ``ropes`` maps a block's window kind to its rotary embedding: ``full`` and ``sliding``.
     ``qk_scale`` multiplies q.k. ``norm_offset`` is added to stored norm weights (Gemma stores w - 1).
     """
 

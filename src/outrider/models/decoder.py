@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.models.attention import attend, attention_bias
+from outrider.models.attention import attention_bias
 from outrider.models.base import FINAL_HIDDEN, LanguageModel, Segment, SegmentOutput
 from outrider.models.cache import KVCache
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import DecoderConfig
 from outrider.models.linear import Linear
+from outrider.models.operations import choose_operations
 from outrider.models.request import check_request
 from outrider.models.rope import Rope, interleaved_rows
 from outrider.models.weights import WeightLoader, WeightPlan
@@ -74,6 +75,7 @@ class Decoder(LanguageModel):
         is_tied = config.tie_embeddings or "lm_head.weight" not in loader.names
         self.head = loader.head(checkpoint.tensor("model.embed_tokens.weight" if is_tied else "lm_head.weight"))
         self.has_int4 = loader.has_int4
+        self.operations = choose_operations(config, plan.dtype, plan.device)
         self._ropes = {
             False: Rope(config.rope_full, config.head_dim, config.context_length, plan.device),
             True: Rope(config.rope_sliding, config.head_dim, config.context_length, plan.device),
@@ -97,11 +99,15 @@ class Decoder(LanguageModel):
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
         kept: dict[str | int, Tensor] = {}
+        delta: Tensor | None = None  # the last sub-block's output, added to x together with the next norm
         for index, block in enumerate(self.blocks[:exit_layer]):
+            x, normed = self.operations.add_norm(x, delta, block.input_norm)
             if index in hidden:
                 kept[index] = x
-            x = self._attention(block, index, x, rows, turns[block.is_sliding])
-            x = self._mlp(block, x)
+            delta = self._attention(block, index, normed, rows, turns[block.is_sliding])
+            x, normed = self.operations.add_norm(x, delta, block.mlp_norm)
+            delta = self._mlp(block, normed)
+        x = x if delta is None else x + delta
         for part in rows:
             part.cache.add_scratch(part.positions)
         return self._outputs(segments, rows, x, kept, FINAL_HIDDEN in hidden)
@@ -125,50 +131,36 @@ class Decoder(LanguageModel):
         index = torch.tensor(positions, device=self.device)
         highest = max(positions)
         kinds = {block.is_sliding for block in self.blocks}
-        turns = {kind: self._ropes[kind].turns(index, highest)[:, None, :] for kind in kinds}
+        turns = {kind: self._ropes[kind].turns(index, highest) for kind in kinds}
         return rows, turns, torch.tensor(tokens, device=self.device)
 
-    def _attention(self, block: Block, index: int, x: Tensor, rows: list[_Rows], turns: Tensor) -> Tensor:
+    def _attention(self, block: Block, index: int, normed: Tensor, rows: list[_Rows], turns: Tensor) -> Tensor:
         config = self.config
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        normed = F.rms_norm(x, (config.hidden_size,), block.input_norm, config.norm_eps)
         qkv = block.qkv(normed).view(-1, heads + 2 * kv_heads, head_dim)
         if block.q_norm is not None and block.k_norm is not None:
             queries = F.rms_norm(qkv[:, :heads], (head_dim,), block.q_norm, config.norm_eps)
             keys = F.rms_norm(qkv[:, heads : heads + kv_heads], (head_dim,), block.k_norm, config.norm_eps)
             qkv = torch.cat([queries, keys, qkv[:, heads + kv_heads :]], dim=1)
-        rotate(qkv[:, : heads + kv_heads], turns)
         parts = []
         for part in rows:
             group, place = part.cache.place[index]
             entries = part.cache.groups[group].blocks[place]
-            start = part.offsets[group]
-            stop = start + part.stop - part.start
-            entries[:, start:stop] = qkv[part.start : part.stop, heads:].transpose(0, 1)
+            mine = slice(part.start, part.stop)
             parts.append(
-                attend(
-                    qkv[part.start : part.stop, :heads],
-                    entries[:kv_heads, :stop],
-                    entries[kv_heads:, :stop],
-                    part.biases[group],
-                    config.qk_scale,
-                    config.attention_soft_cap,
-                )
+                self.operations.attention(qkv[mine], turns[mine], entries, part.offsets[group], part.biases[group])
             )
         out = block.out(parts[0] if len(parts) == 1 else torch.cat(parts))
         if block.after_attention_norm is not None:
             out = F.rms_norm(out, (config.hidden_size,), block.after_attention_norm, config.norm_eps)
-        return x + out
+        return out
 
-    def _mlp(self, block: Block, x: Tensor) -> Tensor:
+    def _mlp(self, block: Block, normed: Tensor) -> Tensor:
         config = self.config
-        normed = F.rms_norm(x, (config.hidden_size,), block.mlp_norm, config.norm_eps)
-        gate, up = block.gate_up(normed).chunk(2, dim=-1)
-        gate = F.silu(gate) if config.activation == "silu" else F.gelu(gate, approximate="tanh")
-        out = block.down(gate * up)
+        out = block.down(self.operations.gate(block.gate_up(normed)))
         if block.after_mlp_norm is not None:
             out = F.rms_norm(out, (config.hidden_size,), block.after_mlp_norm, config.norm_eps)
-        return x + out
+        return out
 
     def _outputs(
         self,
@@ -196,16 +188,8 @@ class Decoder(LanguageModel):
             logits = torch.tanh(logits / config.final_soft_cap) * config.final_soft_cap
         return [
             SegmentOutput(part_logits, {name: state[part.start : part.stop] for name, state in kept.items()})
-            for part_logits, part in zip(logits.split(counts), rows, strict=True)
+            for part_logits, part in zip(torch.split(logits, counts), rows, strict=True)
         ]
-
-
-def rotate(vectors: Tensor, turns: Tensor) -> None:
-    """Rotate [n, heads, head_dim] (interleaved pairs) by complex64 [n, 1, head_dim / 2], in place, in float32."""
-    wide = vectors.float()
-    torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(turns)
-    if wide is not vectors:
-        vectors.copy_(wide)
 
 
 def load_block(loader: WeightLoader, config: DecoderConfig, index: int) -> Block:

@@ -1,8 +1,8 @@
 """Weight matrices in the formats that are fast for few rows and for many, behind one call: rows -> rows.
 
-Facts that shaped this file (design.md section 5; 2 cores, AVX512-BF16): a bfloat16 product with oneDNN-prepacked weights
-costs about the same from 1 to 16 rows; torch's int4 kernel reads a quarter of the bytes but its time grows with the rows,
-so it wins up to about 4. ``Int4Linear`` therefore holds both, of the same dequantised values.
+Facts that shaped this file (2 cores, AVX512-BF16): a bfloat16 product with oneDNN-prepacked weights costs about the
+same from 1 to 16 rows; torch's int4 kernel reads a quarter of the bytes but its time grows with the rows, so it wins up
+to about 4. ``Int4Linear`` therefore holds both, of the same dequantised values.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Int4Linear:
 
 
 class Int8Linear:
-    """8-bit weights with one scale per output row for up to ``few`` rows, prepacked bfloat16 of the same values for more."""
+    """8-bit weights, one scale per output row, up to ``few`` rows; prepacked bfloat16 of the same values for more."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, few: int = 1) -> None:
         self.few = few
@@ -96,7 +96,7 @@ class Int8Linear:
 
 
 def bf16_values(weight: Int4Weight) -> Tensor:
-    """The values that the int4 kernel multiplies by, bfloat16 [out, in]: scales and minimums rounded as it rounds them."""
+    """The values that the int4 kernel multiplies by, bfloat16 [out, in]; scales and minimums rounded as it does."""
     out, size = weight.codes.shape
     scales = weight.scales.to(torch.bfloat16).float()
     zeros = (weight.minimums + 8.0 * weight.scales).to(torch.bfloat16).float()

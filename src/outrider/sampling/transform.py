@@ -28,7 +28,11 @@ class LogitsPipeline:
     """
 
     def __init__(
-        self, params: SamplingParams, vocab_size: int, stop_ids: frozenset[int] = frozenset(), prompt: Sequence[int] = ()
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        stop_ids: frozenset[int] = frozenset(),
+        prompt: Sequence[int] = (),
     ) -> None:
         self.params = params
         self.vocab_size = vocab_size

@@ -62,8 +62,6 @@ class Verifier(ABC):
         """
 
 
-def exactness(
-    kinds: Sequence[ProposalKind], topologies: Sequence[Topology], regimes: Sequence[Regime]
-) -> Exactness:
+def exactness(kinds: Sequence[ProposalKind], topologies: Sequence[Topology], regimes: Sequence[Regime]) -> Exactness:
     """Every combination of the arguments."""
     return frozenset((k, t, r) for k in kinds for t in topologies for r in regimes)

@@ -83,7 +83,8 @@ class Shape(ABC):
     """Decides which nodes to expand and how many children each gets.
 
     ``proposal`` says how children are chosen: the best ones (deterministic), or draws from q with or without
-    replacement. Class attributes: ``topology``, ``positional`` (option filled by ``name:VALUE``), ``summary``, ``source``.
+    replacement. Class attributes: ``topology``, ``positional`` (the option that ``name:VALUE`` fills), ``summary``,
+    ``source``.
     """
 
     Options: ClassVar[type[ShapeOptions]] = ShapeOptions

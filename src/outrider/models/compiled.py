@@ -1,0 +1,269 @@
+"""The small operations of a decode step on a CPU, compiled: norms, and attention of few rows.
+
+Between the matrix products a step runs hundreds of operations on a few kilobytes, where a tensor library's cost per
+call exceeds the arithmetic. Here each is one numba function on raw addresses: bfloat16 in and out, float32 inside,
+one thread (the products own the others). ``CompiledOperations`` leaves to torch the shapes where torch is faster.
+Numba compiles once per machine and keeps the result on disk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+from torch import Tensor
+
+from outrider.models.operations import TorchOperations
+
+_NORM_ROWS = 64
+_ATTENTION_ROWS = 8
+_LARGEST = 8192  # rows x entries of one sequence beyond which torch's several threads win
+
+
+@intrinsic
+def _pointer(context: Any, address: Any) -> Any:
+    """An integer address as an untyped pointer."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def _float_of(context: Any, bits: Any) -> Any:
+    """The float32 with these 32 bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def _bits_of(context: Any, value: Any) -> Any:
+    """The 32 bits of a float32."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@njit(inline="always")
+def _load(value: Any) -> Any:
+    return _float_of(np.uint32(np.uint32(value) << np.uint32(16)))
+
+
+@njit(inline="always")
+def _round(value: Any) -> Any:
+    """float32 -> bfloat16 bits, round to nearest even."""
+    bits = _bits_of(np.float32(value))
+    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
+
+
+@njit(inline="always")
+def _exp(value: Any) -> Any:
+    """exp in float32 without branches or calls, so that loops over it vectorise; relative error below 3e-7."""
+    scaled = min(max(np.float32(value) * np.float32(1.4426950408889634), np.float32(-125.0)), np.float32(125.0))
+    whole = np.floor(scaled + np.float32(0.5))
+    rest = (scaled - whole) * np.float32(0.6931471805599453)  # at most 0.35: six terms give float32 precision
+    series = np.float32(1.0 / 720.0)
+    series = series * rest + np.float32(1.0 / 120.0)
+    series = series * rest + np.float32(1.0 / 24.0)
+    series = series * rest + np.float32(1.0 / 6.0)
+    series = series * rest + np.float32(0.5)
+    series = series * rest + np.float32(1.0)
+    series = series * rest + np.float32(1.0)
+    return series * _float_of(np.uint32(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23)))
+
+
+# Rows are taken as views and indexed by loop variables alone: numba then knows that no index is negative, and LLVM
+# vectorises. Index arithmetic inside a loop costs a factor of five.
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _add_norm(
+    x_at: int, delta_at: int, weight_at: int, sum_at: int, out_at: int, rows: int, size: int, eps: float
+) -> None:
+    """sum = x + delta (skipped when ``delta_at`` is 0), out = rms_norm(sum) * weight."""
+    weight = carray(_pointer(weight_at), size, np.uint16)
+    for row in range(rows):
+        total = carray(_pointer(sum_at), (rows, size), np.uint16)[row]
+        out = carray(_pointer(out_at), (rows, size), np.uint16)[row]
+        if delta_at != 0:
+            x = carray(_pointer(x_at), (rows, size), np.uint16)[row]
+            delta = carray(_pointer(delta_at), (rows, size), np.uint16)[row]
+            for i in range(size):
+                total[i] = _round(_load(x[i]) + _load(delta[i]))
+        squares = np.float32(0.0)
+        for i in range(size):
+            value = _load(total[i])
+            squares += value * value
+        factor = np.float32(1.0 / np.sqrt(squares / size + eps))
+        for i in range(size):
+            out[i] = _round(_load(total[i]) * factor * _load(weight[i]))
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _softmax(scores: Any) -> Any:
+    """exp(score - best) in place; returns the sum."""
+    best = np.float32(-3.0e38)
+    for s in range(len(scores)):
+        best = max(best, scores[s])
+    total = np.float32(0.0)
+    for s in range(len(scores)):
+        weight = _exp(scores[s] - best)
+        scores[s] = weight
+        total += weight
+    return total
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _rotate(source: Any, turn: Any, target: Any, scale: float) -> None:
+    """One head: interleaved pairs times complex turns, times ``scale``, as float32."""
+    for j in range(len(turn) // 2):
+        real, imaginary = _load(source[2 * j]), _load(source[2 * j + 1])
+        cosine, sine = turn[2 * j], turn[2 * j + 1]
+        target[2 * j] = (real * cosine - imaginary * sine) * np.float32(scale)
+        target[2 * j + 1] = (real * sine + imaginary * cosine) * np.float32(scale)
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _widen(source: Any, target: Any) -> None:
+    """bfloat16 -> float32."""
+    for i in range(len(target)):
+        target[i] = _load(source[i])
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _score(queries: Any, keys: Any, scores: Any) -> None:
+    """scores[r, s] = query r . key s; four rows at a time share the loads of a key."""
+    count, total = scores.shape
+    for first in range(0, count - count % 4, 4):
+        q0, q1, q2, q3 = queries[first], queries[first + 1], queries[first + 2], queries[first + 3]
+        s0, s1, s2, s3 = scores[first], scores[first + 1], scores[first + 2], scores[first + 3]
+        for s in range(total):
+            key = keys[s]
+            a = b = c = d = np.float32(0.0)
+            for j in range(len(key)):
+                a += q0[j] * key[j]
+                b += q1[j] * key[j]
+                c += q2[j] * key[j]
+                d += q3[j] * key[j]
+            s0[s], s1[s], s2[s], s3[s] = a, b, c, d
+    for r in range(count - count % 4, count):
+        query, row = queries[r], scores[r]
+        for s in range(total):
+            key = keys[s]
+            a = np.float32(0.0)
+            for j in range(len(key)):
+                a += query[j] * key[j]
+            row[s] = a
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _mix(weights: Any, values: Any, mixed: Any) -> None:
+    """mixed = sum over s of weights[s] * values[s]; four values at a time save passes over ``mixed``."""
+    total = len(weights)
+    for j in range(len(mixed)):
+        mixed[j] = np.float32(0.0)
+    for first in range(0, total - total % 4, 4):
+        p0, p1, p2, p3 = weights[first], weights[first + 1], weights[first + 2], weights[first + 3]
+        v0, v1, v2, v3 = values[first], values[first + 1], values[first + 2], values[first + 3]
+        for j in range(len(mixed)):
+            mixed[j] += p0 * v0[j] + p1 * v1[j] + p2 * v2[j] + p3 * v3[j]
+    for s in range(total - total % 4, total):
+        value = values[s]
+        for j in range(len(mixed)):
+            mixed[j] += weights[s] * value[j]
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _attention(
+    qkv_at: int, turns_at: int, entries_at: int, bias_at: int, out_at: int,
+    rows: int, heads: int, kv_heads: int, dim: int, capacity: int, start: int, scale: float,
+) -> None:  # fmt: skip
+    """One sequence's few rows; see ``TorchOperations.attention``."""
+    group, total = heads // kv_heads, start + rows
+    qkv = carray(_pointer(qkv_at), (rows, heads + 2 * kv_heads, dim), np.uint16)
+    turns = carray(_pointer(turns_at), (rows, dim), np.float32)
+    entries = carray(_pointer(entries_at), (2 * kv_heads, capacity, dim), np.uint16)
+    out = carray(_pointer(out_at), (rows, heads, dim), np.uint16)
+    queries, mixed = np.empty((rows * group, dim), np.float32), np.empty(dim, np.float32)
+    wide, scores = np.empty((total, dim), np.float32), np.empty((rows * group, total), np.float32)
+    for head in range(kv_heads):
+        for row in range(rows):
+            _rotate(qkv[row, heads + head], turns[row], mixed, 1.0)
+            key, value = entries[head, start + row], entries[kv_heads + head, start + row]
+            new_value = qkv[row, heads + kv_heads + head]
+            for j in range(dim):
+                key[j] = _round(mixed[j])
+                value[j] = new_value[j]
+            for member in range(group):
+                _rotate(qkv[row, head * group + member], turns[row], queries[row * group + member], scale)
+        _widen(entries[head, :total].reshape(total * dim), wide.reshape(total * dim))
+        _score(queries, wide, scores)
+        _widen(entries[kv_heads + head, :total].reshape(total * dim), wide.reshape(total * dim))
+        for row in range(rows):
+            for member in range(group):
+                weights = scores[row * group + member]
+                if bias_at != 0:
+                    bias = carray(_pointer(bias_at), (rows, total), np.uint16)[row]
+                    for s in range(total):
+                        # fastmath assumes finite numbers: a hidden entry gets a large penalty, not -inf.
+                        weights[s] = np.float32(-1.0e30) if bias[s] != 0 else weights[s]
+                share = np.float32(1.0) / _softmax(weights)
+                _mix(weights, wide, mixed)
+                result = out[row, head * group + member]
+                for j in range(dim):
+                    result[j] = _round(mixed[j] * share)
+
+
+class CompiledOperations(TorchOperations):
+    """``TorchOperations`` for bfloat16 on a CPU, compiled where that is faster."""
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        rows, size = x.shape
+        if rows > _NORM_ROWS:
+            return super().add_norm(x, delta, weight)
+        out = torch.empty_like(x)
+        total = x if delta is None else torch.empty_like(x)
+        delta_at = 0 if delta is None else delta.data_ptr()
+        _add_norm(
+            x.data_ptr(),
+            delta_at,
+            weight.data_ptr(),
+            total.data_ptr(),
+            out.data_ptr(),
+            rows,
+            size,
+            self.config.norm_eps,
+        )
+        return total, out
+
+    def attention(self, qkv: Tensor, turns: Tensor, entries: Tensor, start: int, bias: Tensor | None) -> Tensor:
+        config, rows = self.config, qkv.shape[0]
+        if rows > _ATTENTION_ROWS or rows * (start + rows) > _LARGEST or config.attention_soft_cap is not None:
+            return super().attention(qkv, turns, entries, start, bias)
+        heads, dim = config.num_heads, config.head_dim
+        out = torch.empty((rows, heads * dim), dtype=qkv.dtype)
+        _attention(
+            qkv.data_ptr(),
+            turns.data_ptr(),
+            entries.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            rows,
+            heads,
+            config.num_kv_heads,
+            dim,
+            entries.shape[1],
+            start,
+            config.qk_scale,
+        )
+        return out
