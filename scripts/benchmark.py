@@ -3,9 +3,9 @@
     python scripts/benchmark.py plain|int4|rows|overhead|ngram|sweep [--data spec_bench.jsonl] [--llama-python PYTHON]
 
 Every section interleaves what it compares (A B A B), prompt by prompt, in this one process (llama.cpp in a child that
-is stopped while others run), and reports medians. Raw rows go to docs/results/NAME.json; the table between the markers of
-
-docs/benchmarks.md is replaced. Run it with nothing else running: the load average at the start is part of the record.
+is stopped while others run), and reports medians. Raw rows go to docs/results/NAME.json; the table between the
+markers of docs/benchmarks.md is replaced. Run it with nothing else running: the load average
+at the start is part of the record.
 """
 
 from __future__ import annotations

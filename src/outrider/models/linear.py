@@ -27,7 +27,7 @@ class Linear(Protocol):
 
 
 class DenseLinear:
-    """Plain product: float32 on CPU, any dtype on CUDA."""
+    """Plain product, any dtype and device."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
@@ -39,13 +39,13 @@ class DenseLinear:
 
 
 class PackedLinear:
-    """bfloat16 on CPU with the weight reordered once into oneDNN's blocked layout."""
+    """bfloat16 or float32 on a CPU with the weight reordered once into oneDNN's blocked layout."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        weight = weight.to(torch.bfloat16).contiguous()
-        self.nbytes = weight.numel() * 2
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.bfloat16) -> None:
+        weight = weight.to(dtype).contiguous()
+        self.nbytes = weight.numel() * weight.element_size()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS_HINT)
-        self.bias = None if bias is None else bias.to(torch.bfloat16)
+        self.bias = None if bias is None else bias.to(dtype)
 
     def __call__(self, rows: Tensor) -> Tensor:
         result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")

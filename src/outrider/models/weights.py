@@ -47,8 +47,12 @@ class WeightPlan:
 
     @property
     def packed(self) -> bool:
-        """Whether matrices go through oneDNN's prepacked bfloat16 kernels."""
-        return self.device.type == "cpu" and self.dtype is torch.bfloat16
+        """Whether matrices go through oneDNN's kernels with prepacked weights."""
+        if self.device.type != "cpu" or not torch._C._has_mkldnn:
+            return False
+        if self.dtype is torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return self.dtype is torch.float32
 
 
 class WeightLoader:
@@ -90,7 +94,11 @@ class WeightLoader:
         return tensor if order is None else tensor[order]
 
     def _int4(self, stems: Sequence[str], orders: Sequence[Tensor | None]) -> Int4Weight | None:
-        if not self.plan.packed or self.plan.format not in (WeightFormat.AUTO, WeightFormat.INT4):
+        if (
+            self.plan.dtype is not torch.bfloat16
+            or not self.plan.packed
+            or self.plan.format not in (WeightFormat.AUTO, WeightFormat.INT4)
+        ):
             return None
         parts: list[Int4Weight] = []
         for stem, order in zip(stems, orders, strict=True):
@@ -112,7 +120,7 @@ class WeightLoader:
         if plan.packed and quantise and plan.format is WeightFormat.INT8:
             return Int8Linear(weight, bias)
         if plan.packed:
-            return PackedLinear(weight, bias)
+            return PackedLinear(weight, bias, plan.dtype)
         return DenseLinear(
             weight.to(plan.device, plan.dtype), None if bias is None else bias.to(plan.device, plan.dtype)
         )
