@@ -68,6 +68,10 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return _discard_output()
+    except OSError as error:  # no space left for the output, for example
+        _print_traceback_if_wanted()
+        where = f" '{error.filename}'" if error.filename else ""
+        return _fail(f"{error.strerror or error}{where}", 1)
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 1
     except Exception as error:

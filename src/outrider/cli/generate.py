@@ -139,7 +139,12 @@ def read_prompt(prompt: str | None) -> str:
     """
     if prompt is None:
         raise UsageError("give a PROMPT, '-' to read it from standard input, or --file prompts.jsonl")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        # Where the locale is not UTF-8, Python hides the bytes it could not decode in surrogates; they are UTF-8.
+        text = text.encode(errors="surrogateescape").decode()
+    except UnicodeError:
+        raise UsageError("the prompt is not UTF-8 text; convert it first") from None
     if not text.strip():
         raise UsageError("the prompt is empty; give some text")
     return text

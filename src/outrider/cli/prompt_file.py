@@ -11,10 +11,11 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.errors import UsageError
+from outrider.errors import RunError, UsageError
 
 Message = Mapping[str, str]
 
@@ -32,7 +33,7 @@ class PromptRow:
     def digest(self) -> str:
         """Identifies the prompt's text, whatever else the row says."""
         text = json.dumps([self.turns, self.messages], ensure_ascii=False, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
@@ -42,7 +43,8 @@ def read_prompts(path: Path) -> list[PromptRow]:
         UsageError: naming the line that is not a prompt.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: JSON strings may hold U+2028 and U+0085 as they are.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the prompts in {path}: {error}") from None
     rows = [_parse(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
@@ -87,16 +89,19 @@ class AnswerFile:
         settings: what the answers depend on; rows made with other settings are not mixed with new ones.
 
     Raises:
-        UsageError: when the file holds something else, or answers of other settings.
+        UsageError: when the file cannot be opened, holds something else, or answers of other settings.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, object]) -> None:
         self.path = path
         self._settings = json.loads(json.dumps(settings))
         self.done: set[tuple[int, str]] = set()
-        if path.exists():
-            self._read()
-        self._stream = path.open("a", encoding="utf-8")
+        try:
+            if path.exists():
+                self._read()
+            self._stream = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write to --output {path}: {error.strerror or error}; choose another") from None
 
     def _read(self) -> None:
         data = self.path.read_bytes()
@@ -125,14 +130,27 @@ class AnswerFile:
         return key
 
     def write(self, row: Mapping[str, object]) -> None:
-        """Append a row and make sure that it is on the disk."""
-        self._stream.write(json.dumps({**row, "settings": self._settings}, ensure_ascii=False) + "\n")
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+        """Append a row and make sure that it is on the disk.
+
+        Raises:
+            RunError: when it cannot be stored; a rerun continues after the last whole row.
+        """
+        try:
+            self._stream.write(json.dumps({**row, "settings": self._settings}, ensure_ascii=False) + "\n")
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        except OSError as error:
+            raise RunError(
+                f"cannot write to {self.path}: {error.strerror or error}; make room and run the same command again"
+            ) from None
 
     def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+        """Close the file, and remove it when it is empty: a run that failed early leaves nothing behind."""
+        with suppress(OSError):  # what could not be flushed was reported by ``write``
+            self._stream.close()
+        with suppress(OSError):
+            if self.path.is_file() and self.path.stat().st_size == 0:
+                self.path.unlink()
 
 
 def pending(rows: Sequence[PromptRow], done: set[tuple[int, str]]) -> list[PromptRow]:

@@ -134,7 +134,8 @@ def _answer_rows(
             for conversation in finished:
                 _write(conversation, answers)
                 failed += conversation.error is not None
-                records += [record for result in conversation.results for record in result.records]
+                if run.stats:  # a long file's records would fill the memory
+                    records += [record for result in conversation.results for record in result.records]
                 prompt_tokens += sum(result.prompt_tokens for result in conversation.results)
                 progress.advance(task)
     if run.stats:

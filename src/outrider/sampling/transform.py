@@ -87,7 +87,9 @@ class LogitsPipeline:
             one_hot = torch.zeros(self.vocab_size, dtype=torch.float64, device=logits.device)
             one_hot[self.greedy_token(logits, output)] = 1.0
             return one_hot
-        scaled = self.process(logits, output).to(torch.float64) / self.params.temperature
+        processed = self.process(logits, output).to(torch.float64)
+        # The best logit becomes 0 first: a tiny temperature or a huge bias would overflow and make everything NaN.
+        scaled = (processed - processed.max()) / self.params.temperature
         return truncate(torch.softmax(scaled, dim=-1), self.params.top_k, self.params.top_p, self.params.min_p)
 
     def ranking(self, logits: Tensor, output: Sequence[int]) -> Tensor:

@@ -112,7 +112,17 @@ class Tokenizer:
     # -- text <-> ids ----------------------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``; special tokens written out in it are recognised as such."""
+        """Token ids of ``text``; special tokens written out in it are recognised as such.
+
+        Raises:
+            InvalidOptionError: when ``text`` holds half of a surrogate pair (undecodable input), which no token spells.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidOptionError(
+                "the text is not valid Unicode (undecodable bytes or a lone surrogate); give UTF-8"
+            ) from None
         return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
