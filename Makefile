@@ -1,6 +1,10 @@
 # Two commands set everything up: `make demo` and `make test`.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+# What the command line sets for itself so that glibc does not fault big blocks in again at every pass.
+export MALLOC_MMAP_THRESHOLD_ ?= 8589934592
+export MALLOC_TRIM_THRESHOLD_ ?= 17179869184
+export MALLOC_TOP_PAD_ ?= 536870912
 
 .PHONY: help demo test test-slow bench lint size clean
 help: ## list the targets

@@ -47,6 +47,8 @@ class SamplingParams(BaseModel):
     def _stop_not_empty(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if any(not text for text in value):
             raise ValueError("a stop string must not be empty")
+        if any("\ud800" <= character <= "\udfff" for text in value for character in text):
+            raise ValueError("a stop string must be valid Unicode")
         return value
 
     @field_validator("grammar")
