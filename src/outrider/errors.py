@@ -34,13 +34,13 @@ class UsageError(OutriderError):
 
 
 class UnknownNameError(UsageError):
-    """A name that is not registered; the message lists the known ones and the closest match."""
+    """A name that is not registered; the message lists the known ones, the closest match and ``otherwise``."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
         known = sorted(known)
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" (did you mean '{close[0]}'?)" if close else ""
-        super().__init__(f"unknown {what} '{name}'{hint}; known: {', '.join(known)}")
+        super().__init__(f"unknown {what} '{name}'{hint}; known: {', '.join(known)}{otherwise}")
 
 
 class InvalidOptionError(UsageError):

@@ -94,3 +94,13 @@ def test_no_gradients_and_no_trace_in_the_engine() -> None:
     before = engine.generate([1, 2], params).tokens
     compare_outputs(engine, [1, 2], before, (*before[:3], 9, 9))
     assert engine.generate([1, 2], params).tokens == before
+
+
+def test_penalties_are_part_of_the_comparison() -> None:
+    """A bias that makes two tokens tie explains a difference that the raw logits would call wide."""
+    engine = engine_on(Table(0.25))
+    wide = compare_outputs(engine, [1], [3, 3], [4, 3])
+    assert wide.gap is not None
+    assert not wide.is_near_tie
+    biased = compare_outputs(engine, [1], [3, 3], [4, 3], SamplingParams(logit_bias={4: wide.gap}))
+    assert biased.is_near_tie

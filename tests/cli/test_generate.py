@@ -177,3 +177,26 @@ def test_file_and_output_must_differ(tmp_path: Path, capsys: pytest.CaptureFixtu
     path.write_text('{"prompt": "a"}\n')
     assert app.run(["generate", "--file", str(path), "--output", str(path)]) == 2
     assert "choose another" in capsys.readouterr().err
+
+
+def stdin(data: bytes, encoding: str, errors: str) -> io.TextIOWrapper:
+    """Standard input as the interpreter opens it; ``errors`` is how it takes what does not decode."""
+    return io.TextIOWrapper(io.BytesIO(data), encoding=encoding, errors=errors)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors"), [("utf-8", "strict"), ("ascii", "surrogateescape")], ids=["UTF-8 locale", "C locale"]
+)
+def test_bytes_that_are_not_utf8_on_stdin_are_a_usage_error(
+    encoding: str, errors: str, loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", stdin(b"caf\xe9", encoding, errors))
+    assert app.run(["generate", "-"]) == 2
+    assert capsys.readouterr().err == "outrider: error: the prompt is not UTF-8 text; convert it first\n"
+    assert loader.options == []
+
+
+def test_utf8_is_read_in_the_c_locale_too(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", stdin("café".encode(), "ascii", "surrogateescape"))
+    assert app.run(["generate", "-"]) == 0
+    assert loader.engine.prompts == [("café", False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -84,6 +85,9 @@ def test_reexec_environment() -> None:
         (["nonsense"], 2, "nonsense"),
         (["generate"], 2, "give a PROMPT"),
         (["generate", "  "], 2, "prompt is empty"),
+        (["generate", "caf\udce9"], 2, "prompt is not UTF-8"),  # how Python passes the Latin-1 bytes of "café"
+        (["generate", "\ud83d"], 2, "prompt is not UTF-8"),
+        (["generate", "x", "--stop", "\udce9"], 2, "valid Unicode"),
         (["generate", "x", "--temperature", "-1"], 2, "temperature=-1.0"),
         (["generate", "x", "--top-p", "0"], 2, "top_p"),
         (["generate", "x", "--grammar", "root ::= 'a'"], 2, "not supported yet"),
@@ -149,15 +153,43 @@ def test_debug_variable_gives_the_traceback(
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_a_closed_pipe_is_quiet() -> None:
+def start(arguments: list[str], **streams: object) -> subprocess.CompletedProcess[str]:
+    """The real program, with its own streams."""
+    command = [sys.executable, "-m", "outrider", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **streams)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["models"], ["models", "--json"], ["generate", "x", "--model", "toy", "-n", "4", "--ignore-eos"]],
+    ids=["rich", "plain", "streamed"],
+)
+def test_a_closed_pipe_is_quiet(arguments: list[str]) -> None:
+    """Printed by rich, by typer, and while streaming: each turns the broken pipe into something else."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run(
-        [sys.executable, "-m", "outrider", "models"], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
-    )
+    done = start(arguments, stdout=writer)
     os.close(writer)
-    assert done.stderr == ""
-    assert done.returncode in (1, 141)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["models"], ["models", "--json"]], ids=["rich", "plain"])
+def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = start(arguments, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "outrider: error: No space left on device\n")
+
+
+def test_os_errors_name_their_file(
+    loader: Loader, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", "/data/model")
+
+    monkeypatch.setattr(loader.engine, "stream", fail)
+    assert app.run(["generate", "x"]) == 1
+    assert capsys.readouterr().err == "outrider: error: Input/output error '/data/model'\n"
 
 
 def test_models_as_json(capsys: pytest.CaptureFixture[str]) -> None:

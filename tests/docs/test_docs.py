@@ -185,6 +185,8 @@ def on_toy(command: str, folder: Path) -> list[str]:
             arguments[arguments.index(option) + 1] = value
         elif option != "--draft-model":
             arguments += [option, value]
+    for option in {"--dtype", "--weights"} & set(arguments):  # a table has neither
+        del arguments[(at := arguments.index(option)) : at + 2]
     return [*arguments, "--ignore-eos"]
 
 

@@ -203,3 +203,16 @@ def test_other_parts_on_the_same_models() -> None:
     back = other.with_parts(drafter="small_model", proposal=None)
     assert back.generate([1, 2], params).stats.num_accepted_tokens > 0
     assert back.describe()["drafter"] == "small_model (tiny-draft)"
+
+
+def test_min_tokens_with_every_token_a_stop_token_is_refused() -> None:
+    engine = outrider.load("toy", drafter="none")
+    params = SamplingParams(min_tokens=2, stop_token_ids=tuple(range(engine.tokenizer.vocab_size)))
+    with pytest.raises(InvalidOptionError, match="min_tokens=2"):
+        engine.generate("hello", params)
+
+
+@pytest.mark.parametrize("option", [{"dtype": "float32"}, {"weights": "int4"}, {"trust_remote_code": True}])
+def test_options_that_a_model_cannot_honour_are_refused(option: dict[str, object]) -> None:
+    with pytest.raises(InvalidOptionError):
+        outrider.load("toy" if "trust_remote_code" not in option else "smollm2-135m", drafter="none", **option)

@@ -105,6 +105,30 @@ def test_probabilities_are_float64_and_sum_to_one(dtype: torch.dtype) -> None:
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-14)
 
 
+@pytest.mark.parametrize("temperature", [1e-310, 1e-300, 1e-20, 1e300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_extreme_temperatures_give_finite_probabilities(temperature: float, dtype: torch.dtype) -> None:
+    """Logits over a tiny temperature overflow: all mass goes to the best tokens, in equal parts where they tie."""
+    logits = random_logits(4).to(dtype)
+    logits[[5, 9]] = 50.0
+    p = pipeline(temperature=temperature, top_p=0.99).probabilities(logits, [])
+    assert bool(torch.isfinite(p).all())
+    assert float(p.sum()) == pytest.approx(1.0, abs=1e-14)
+    if temperature < 1.0:
+        assert {i: float(p[i]) for i in p.nonzero().flatten().tolist()} == {5: 0.5, 9: 0.5}
+
+
+@pytest.mark.parametrize("bias", [3e38, 1e300, -3e38, -1e300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_huge_logit_bias_gives_finite_probabilities(bias: float, dtype: torch.dtype) -> None:
+    logits = random_logits(4).to(dtype)
+    made = pipeline(temperature=0.5, logit_bias={7: bias, 8: bias})
+    p = made.probabilities(logits, [])
+    assert bool(torch.isfinite(p).all())
+    assert float(p.sum()) == pytest.approx(1.0, abs=1e-14)
+    assert float(p[[7, 8]].sum()) == pytest.approx(1.0 if bias > 0 else 0.0, abs=1e-14)
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("top_k", [1, 5, 39, 40, 100])
 def test_top_k_matches_transformers(seed: int, top_k: int) -> None:

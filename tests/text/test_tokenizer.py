@@ -30,6 +30,12 @@ def test_round_trip(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.parametrize("text", ["\ud83d", "caf\udce9"])
+def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer, text: str) -> None:
+    with pytest.raises(InvalidOptionError, match="not valid Unicode"):
+        tokenizer.encode(text)
+
+
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_every_known_pre_tokenizer_round_trips(pre: str) -> None:
     tokenizer = Tokenizer.from_gguf(byte_level_metadata(pre))

@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from outrider.engine.engine import Engine
-from outrider.models.base import Segment
+from outrider.models.base import LanguageModel, Segment
+from outrider.sampling.params import SamplingParams
+from outrider.schedules.synchronous import PREFILL_ROWS
 
 NEAR_TIE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
 """Gap between the two best logits under which their order is noise; measured in ``docs/guarantees.md``."""
@@ -48,10 +51,17 @@ class Comparison:
 
 
 @torch.inference_mode()
-def compare_outputs(engine: Engine, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]) -> Comparison:
+def compare_outputs(
+    engine: Engine,
+    prompt: Sequence[int],
+    first: Sequence[int],
+    second: Sequence[int],
+    params: SamplingParams | None = None,
+) -> Comparison:
     """Compare two greedy outputs for the same prompt tokens; evaluates the target once where they part.
 
-    The gap is between the logits of the two tokens that were chosen, by the one-row path of plain decoding.
+    The gap is between the logits of the two tokens that were chosen, after the penalties and bias of ``params``, by
+    the one-row path of plain decoding.
     """
     shortest = min(len(first), len(second))
     position = next((i for i in range(shortest) if first[i] != second[i]), shortest)
@@ -60,14 +70,21 @@ def compare_outputs(engine: Engine, prompt: Sequence[int], first: Sequence[int],
     tolerance = NEAR_TIE[engine.model.dtype]
     if position == shortest:
         return Comparison(False, shortest, position, float("inf"), tolerance)
-    cache = engine.model.new_cache()
-    prefix = [*prompt, *first[:position]]
-    if len(prefix) > 1:
-        engine.model.forward([Segment(cache, prefix[:-1], logit_rows=())])
-        cache.commit(range(cache.scratch))
-    logits = engine.model.forward([Segment(cache, prefix[-1:])])[0].logits[0].double()
+    logits = _logits_after(engine.model, [*prompt, *first[:position]])
+    pipeline = engine.pipeline(params or SamplingParams(), prompt)
+    logits = pipeline.process(logits, first[:position]).double()
     chosen = (first[position], second[position])
-    best = float(logits[: engine.tokenizer.vocab_size].max())
+    best = float(logits.max())
     # Both choices must be near the best: a token that merely ties with another loser explains nothing.
     gap = best - min(float(logits[chosen[0]]), float(logits[chosen[1]]))
     return Comparison(False, shortest, position, gap, tolerance, chosen)
+
+
+def _logits_after(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
+    """The target's logits [vocabulary] after ``tokens``, the last one evaluated alone."""
+    cache = model.new_cache()
+    for start in range(0, len(tokens) - 1, PREFILL_ROWS):
+        chunk = tokens[start : min(start + PREFILL_ROWS, len(tokens) - 1)]
+        model.forward([Segment(cache, chunk, logit_rows=())])
+        cache.commit(range(len(chunk)))
+    return model.forward([Segment(cache, tokens[-1:])])[0].logits[0]

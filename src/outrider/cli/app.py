@@ -15,6 +15,7 @@ from outrider.cli import catalogue, chat, demo, doctor, generate, methods
 from outrider.errors import OutriderError
 
 INTERRUPTED = 130
+BROKEN_PIPE = 141
 DEBUG_VARIABLE = "OUTRIDER_DEBUG"
 
 app = typer.Typer(
@@ -53,7 +54,7 @@ doctor.register(app)
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Errors are one line on stderr.
 
-    Codes: 0 success, 1 the work failed, 2 the request was wrong, 130 interrupted.
+    Codes: 0 success, 1 the work failed, 2 the request was wrong, 130 interrupted, 141 the reader of a pipe went away.
     """
     _tolerate_narrow_encodings()
     try:
@@ -73,6 +74,8 @@ def run(arguments: Sequence[str]) -> int:
         where = f" '{error.filename}'" if error.filename else ""
         return _fail(f"{error.strerror or error}{where}", 1)
     except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # typer and rich turn it into an exit with code 1
+            return _discard_output()
         return leaving.code if isinstance(leaving.code, int) else 1
     except Exception as error:
         if hasattr(error, "format_message"):  # a mistake in the command line; the class's home differs between typers
@@ -98,8 +101,8 @@ def _print_traceback_if_wanted() -> bool:
 
 def _discard_output() -> int:
     """The reader of a pipe went away (``| head``): end as a program killed by SIGPIPE would, without a word."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 141
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit would fail, and say so
+    return BROKEN_PIPE
 
 
 def _tolerate_narrow_encodings() -> None:

@@ -155,7 +155,7 @@ def answer(engine: Engine, prompt: Sequence[int], params: SamplingParams, show: 
     errors = Console(stderr=True)
     result = _run(engine, prompt, params, show, errors)
     plain = engine.plain().generate(prompt, params) if show.compare else None
-    comparison = None if plain is None else _compare(engine, prompt, result, plain)
+    comparison = None if plain is None else _compare(engine, prompt, params, result, plain)
     if show.as_json:
         typer.echo(json.dumps(_json_object(engine, result, plain, comparison), ensure_ascii=False))
         return
@@ -188,10 +188,12 @@ def _run(engine: Engine, prompt: Sequence[int], params: SamplingParams, show: Pr
     return result
 
 
-def _compare(engine: Engine, prompt: Sequence[int], result: Result, plain: Result) -> Comparison:
+def _compare(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, result: Result, plain: Result
+) -> Comparison:
     import outrider
 
-    return outrider.compare_outputs(engine, prompt, result.tokens, plain.tokens)
+    return outrider.compare_outputs(engine, prompt, result.tokens, plain.tokens, params)
 
 
 def _json_object(

@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from outrider.errors import RunError, UsageError
 
@@ -82,14 +85,15 @@ def _is_conversation(value: list[object]) -> bool:
 
 
 class AnswerFile:
-    """The answers written so far; a rerun continues where they end.
+    """The answers written so far; a rerun continues where they end. Held by one process at a time.
 
     Args:
         path: JSON lines; need not exist.
         settings: what the answers depend on; rows made with other settings are not mixed with new ones.
 
     Raises:
-        UsageError: when the file cannot be opened, holds something else, or answers of other settings.
+        UsageError: when the file cannot be opened, is being written by another process, holds something else, or
+            answers of other settings.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, object]) -> None:
@@ -97,9 +101,13 @@ class AnswerFile:
         self._settings = json.loads(json.dumps(settings))
         self.done: set[tuple[int, str]] = set()
         try:
-            if path.exists():
-                self._read()
-            self._stream = path.open("a", encoding="utf-8")
+            self._stream = _open_alone(path)
+            try:
+                if path.is_file():  # not a device or a pipe
+                    self._read()
+            except BaseException:
+                self._stream.close()
+                raise
         except OSError as error:
             raise UsageError(f"cannot write to --output {path}: {error.strerror or error}; choose another") from None
 
@@ -146,11 +154,44 @@ class AnswerFile:
 
     def close(self) -> None:
         """Close the file, and remove it when it is empty: a run that failed early leaves nothing behind."""
-        with suppress(OSError):  # what could not be flushed was reported by ``write``
-            self._stream.close()
-        with suppress(OSError):
+        with suppress(OSError):  # before the lock goes: another run may be waiting to fill the file
             if self.path.is_file() and self.path.stat().st_size == 0:
                 self.path.unlink()
+        with suppress(OSError):  # what could not be flushed was reported by ``write``
+            self._stream.close()
+
+
+def _open_alone(path: Path) -> TextIO:
+    """Open for appending and lock; the lock ends with the file or its process, however that ends."""
+    while True:
+        stream = path.open("a", encoding="utf-8")
+        opened = os.fstat(stream.fileno())
+        if not stat.S_ISREG(opened.st_mode):
+            return stream
+        if not _lock(stream):
+            stream.close()
+            raise UsageError(
+                f"another process is writing to --output {path}; wait until it has finished, or choose another file"
+            )
+        with suppress(FileNotFoundError):
+            if os.path.samestat(opened, path.stat()):
+                return stream
+        stream.close()  # a run that ended without an answer removed the file between our opening and locking it
+
+
+def _lock(stream: TextIO) -> bool:
+    """Whether nobody else holds the file; where files cannot be locked (Windows, some network disks) it is believed."""
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def pending(rows: Sequence[PromptRow], done: set[tuple[int, str]]) -> list[PromptRow]:

@@ -24,7 +24,6 @@ from outrider.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine, Result
-    from outrider.types import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +124,20 @@ def _answer_rows(
     answers: AnswerFile | None,
     errors: Console,
 ) -> None:
+    from outrider.engine.stats import combine
+
     queue = _Queue(engine, params, run.raw, rows)
-    records: list[StepRecord] = []
-    prompt_tokens = failed = 0
+    stats, failed = combine(()), 0
     with _progress(errors) as progress:
         task = progress.add_task("prompts", total=len(rows))
         with closing(_finished(engine, queue, run.batch)) as finished:
             for conversation in finished:
                 _write(conversation, answers)
                 failed += conversation.error is not None
-                if run.stats:  # a long file's records would fill the memory
-                    records += [record for result in conversation.results for record in result.records]
-                prompt_tokens += sum(result.prompt_tokens for result in conversation.results)
+                stats = combine((stats, *(result.stats for result in conversation.results)))
                 progress.advance(task)
     if run.stats:
-        from outrider.engine.stats import fold
-
-        errors.print(stats_table({"all prompts": fold(records, prompt_tokens)}))
+        errors.print(stats_table({"all prompts": stats}))
     if failed:
         errors.print(f'{failed} of {len(rows)} rows could not be answered; each has an "error"', highlight=False)
         raise typer.Exit(1)

@@ -61,10 +61,8 @@ class ModelSource:
         if missing > 0:  # a draft head with fewer padding rows than the target's tokenizer has tokens
             rows = F.pad(rows, (0, missing), value=float("-inf"))
         process = self.pipeline.ranking if tree.kind is ProposalKind.DETERMINISTIC else self.pipeline.probabilities
-        return [
-            Candidates(probabilities=process(row, [*self.output, *tree.path_tokens(node)]))
-            for row, node in zip(rows, nodes, strict=True)
-        ]
+        above = [[*self.output, *tree.path_tokens(node)] if self.pipeline.uses_history else () for node in nodes]
+        return [Candidates(probabilities=process(row, path)) for row, path in zip(rows, above, strict=True)]
 
     def _forward(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
         before, count = self._visible.shape[0], len(nodes)

@@ -81,6 +81,8 @@ class _NGramSession(DraftSession):
     def propose(self, budget: DraftBudget) -> Proposal:
         if self._context is None:
             raise ValueError("propose before begin")
+        if budget.max_nodes < 1 or budget.max_depth < 1:
+            return Proposal(TokenTree(self._index.text[-1]))
         source = _ContinuationSource(self._index.text, self._index.occurrences(), self._branches)
         limits = GrowLimits(budget.max_nodes, budget.max_depth, self._kept, self._context.random)
         return Proposal(self._shape.grow(self._index.text[-1], source, limits))

@@ -79,7 +79,7 @@ def check_exact(verifier: PartSpec, proposal: ProposalKind, topology: Topology, 
         IllegalCombinationError: naming the verifiers that are exact.
     """
     case = (proposal, topology, regime)
-    if case in verifier.cls.exact_for:
+    if case in verifier.cls.exact_for and not verifier.cls.lossy:
         return
     legal = [name for name in VERIFIERS if case in load_class("verifier", name).exact_for]
     temperature = "temperature 0" if regime is Regime.GREEDY else "temperature above 0"

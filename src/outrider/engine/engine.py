@@ -215,6 +215,12 @@ class Engine:
         name = self._draft.name if self._draft is not None and takes_draft else None
         return Engine(config.model_copy(update={"draft_model": name}), self._target, self._draft)
 
+    def pipeline(self, params: SamplingParams, prompt: Sequence[int]) -> LogitsPipeline:
+        """What turns this model's logits into a request's distributions."""
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
+        vocabulary = min(self.model.vocab_size, self.tokenizer.vocab_size)
+        return LogitsPipeline(params, vocabulary, stop_ids, prompt)
+
     def describe(self) -> dict[str, str]:
         """What runs, for people."""
         lane = next(iter(self._lanes.values()))
@@ -242,12 +248,10 @@ class Engine:
                 f"the prompt has {len(tokens)} tokens but the context of '{self._target.name}' holds "
                 f"{self.model.context_length}; shorten it to {self.model.context_length - 1} at most"
             )
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_ids)
-        vocabulary = min(self.model.vocab_size, self.tokenizer.vocab_size)
-        pipeline = LogitsPipeline(params, vocabulary, stop_ids, tokens)
+        pipeline = self.pipeline(params, tokens)
         stops = StopStrings(self.tokenizer, params.stop) if params.stop else None
         limit = FinishReason.LENGTH if params.max_tokens <= room else FinishReason.CONTEXT
-        rules = StopRules(stop_ids, params.min_tokens, min(params.max_tokens, room), limit, stops)
+        rules = StopRules(frozenset(pipeline.stop_ids), params.min_tokens, min(params.max_tokens, room), limit, stops)
         cache = self._reusable_cache(session, tokens)
         draft_session = session.drafts.pop(lane.drafter, None) or lane.drafter.new_session()
         random = SeededStream(params.seed)
@@ -336,6 +340,11 @@ class Engine:
         for what, ids in asked.items():
             if bad := [i for i in ids if not 0 <= i < size]:
                 raise InvalidOptionError(f"{what}: token {bad[0]} is not in the vocabulary; ids are 0 to {size - 1}")
+        if params.min_tokens > 0 and len(set(params.stop_token_ids)) == size:
+            raise InvalidOptionError(
+                f"stop_token_ids name all {size} tokens, so min_tokens={params.min_tokens} leaves nothing to emit; "
+                "give fewer stop tokens or min_tokens=0"
+            )
         if params.logprobs is not None and params.logprobs > size:
             raise InvalidOptionError(f"logprobs={params.logprobs} is more than the vocabulary's {size} tokens")
 

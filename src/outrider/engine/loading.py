@@ -69,8 +69,11 @@ def load_model(spec: str, config: EngineConfig, progress: Progress | None = None
         UsageError, RunError: as ``models/load.py`` and ``models/weights.py`` say.
     """
     if spec in TOYS:
+        _check_toy(spec, config)
         toy = ToyModel(vocab_size=toy_tokenizer().vocab_size, noise=TOYS[spec])
         return LoadedModel(toy, toy_tokenizer(), spec, torch.float64, "table")
+    if config.trust_remote_code and not config.fallback:
+        raise InvalidOptionError("--trust-remote-code only applies to models run through transformers: add --fallback")
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     plan = WeightPlan(dtype, WeightFormat(config.weights), device)
@@ -89,6 +92,12 @@ def load_model(spec: str, config: EngineConfig, progress: Progress | None = None
         tokenizer = Tokenizer.from_directory(location.path)
     decoder = Decoder(checkpoint, plan)
     return LoadedModel(decoder, tokenizer, location.name, dtype, weights_label(decoder))
+
+
+def _check_toy(spec: str, config: EngineConfig) -> None:
+    asked = {"dtype": config.dtype, "weights": config.weights}
+    if changed := [f"--{name} {value}" for name, value in asked.items() if value != "auto"]:
+        raise InvalidOptionError(f"model '{spec}' is a float64 table; it takes no {' or '.join(changed)}")
 
 
 def weights_label(decoder: Decoder) -> str:

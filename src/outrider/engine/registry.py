@@ -74,7 +74,7 @@ def _exactness(axis: str, cls: Any) -> str:
         proposals = ", ".join(sorted(kind.value for kind in cls.kinds)) if axis == "shape" else ""
         return {"drafter": "guesses only", "shape": f"kinds: {proposals}"}.get(axis, "keeps the verifier's law")
     if cls.lossy:
-        return "LOSSY: only with --lossy"
+        return "LOSSY"
     parts = []
     for regime in Regime:
         kinds = sorted({kind.value for kind, _, r in cls.exact_for if r is regime})

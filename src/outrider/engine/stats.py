@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 
 from outrider.types import StepRecord
 
@@ -14,8 +15,8 @@ class Stats:
 
     ``num_drafts`` counts steps that drafted anything; ``num_accepted_tokens`` counts accepted guesses that were kept;
     ``mean_acceptance_length`` is tokens kept per such step, the bonus token included (1.0 means no guess was kept).
-    Seconds
-    are wall clock; ``prefill_seconds`` covers the pass that reads the prompt and emits the first token.
+    Seconds are wall clock; ``prefill_seconds`` covers the pass that reads the prompt and emits the first token
+    (``num_first_tokens``: 1 a request, 0 where a stop condition trimmed it).
     ``tokens_per_second`` is the decode rate: tokens after the first one over ``decode_seconds``.
     """
 
@@ -33,6 +34,7 @@ class Stats:
     target_seconds: float
     verify_seconds: float
     other_seconds: float
+    num_first_tokens: int = 1
 
     @property
     def decode_seconds(self) -> float:
@@ -40,7 +42,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        decoded = self.output_tokens - 1
+        decoded = self.output_tokens - self.num_first_tokens
         return decoded / self.decode_seconds if decoded > 0 and self.decode_seconds > 0 else 0.0
 
     def to_dict(self) -> dict[str, object]:
@@ -50,12 +52,13 @@ class Stats:
 
 def fold(records: Iterable[StepRecord], prompt_tokens: int) -> Stats:
     """Statistics of one request's records."""
-    output = drafts = drafted = accepted = kept_in_drafts = steps = 0
+    output = first = drafts = drafted = accepted = kept_in_drafts = steps = 0
     prefill = draft = target = verify = other = 0.0
     per_position: list[int] = []
     for record in records:
         output += len(record.emitted)
         if record.phase == "prefill":
+            first += len(record.emitted)
             prefill += record.times.total
             continue
         steps += 1
@@ -87,4 +90,37 @@ def fold(records: Iterable[StepRecord], prompt_tokens: int) -> Stats:
         target_seconds=target,
         verify_seconds=verify,
         other_seconds=other,
+        num_first_tokens=first,
+    )
+
+
+def combine(stats: Iterable[Stats]) -> Stats:
+    """Statistics of several requests together: what ``fold`` of all their records would give.
+
+    Counts and seconds are added, counts per position place by place. The means are those of the whole, not means of
+    means: tokens kept over all steps that drafted, guesses accepted over all guesses. Of no request: counts of 0.
+    """
+    parts = list(stats)
+    drafts = sum(part.num_drafts for part in parts)
+    drafted = sum(part.num_draft_tokens for part in parts)
+    accepted = sum(part.num_accepted_tokens for part in parts)
+    # A quotient of integers times its denominator is off by less than 1/2, so rounding gives the integer back.
+    kept_in_drafts = sum(round(part.mean_acceptance_length * part.num_drafts) for part in parts)
+    positions = zip_longest(*(part.num_accepted_tokens_per_pos for part in parts), fillvalue=0)
+    return Stats(
+        prompt_tokens=sum(part.prompt_tokens for part in parts),
+        output_tokens=sum(part.output_tokens for part in parts),
+        num_steps=sum(part.num_steps for part in parts),
+        num_drafts=drafts,
+        num_draft_tokens=drafted,
+        num_accepted_tokens=accepted,
+        num_accepted_tokens_per_pos=tuple(map(sum, positions)),
+        mean_acceptance_length=kept_in_drafts / drafts if drafts else 1.0,
+        draft_acceptance_rate=accepted / drafted if drafted else 0.0,
+        prefill_seconds=sum(part.prefill_seconds for part in parts),
+        draft_seconds=sum(part.draft_seconds for part in parts),
+        target_seconds=sum(part.target_seconds for part in parts),
+        verify_seconds=sum(part.verify_seconds for part in parts),
+        other_seconds=sum(part.other_seconds for part in parts),
+        num_first_tokens=sum(part.num_first_tokens for part in parts),
     )

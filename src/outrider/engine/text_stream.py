@@ -30,7 +30,8 @@ class TextStream:
         self._text += self._detokenizer.push(tokens)
         end = len(self._text)
         if finish is not None:
-            self._text += self._detokenizer.flush()
+            # A limit may cut a character in two; its first bytes are kept in the tokens but are no text.
+            self._text += self._detokenizer.flush().rstrip("\ufffd")
             if self._stops is not None and finish is FinishReason.STOP_STRING:
                 self._text = self._stops.trim(self._text)
             end = len(self._text)

@@ -58,7 +58,8 @@ def resolve(spec: str, progress: store.Progress | None = None) -> ModelLocation:
         raise ModelFileError(f"there is no model at '{spec}'; check the path")
     if _HUB_ID.fullmatch(spec):
         return ModelLocation("pretrained", _download(spec), spec)
-    raise UnknownNameError("model", spec, [*store.catalogue(), "or a directory, a .gguf file, ORGANISATION/NAME"])
+    otherwise = ", toy, or a directory, a .gguf file, or a hub id ORGANISATION/NAME"
+    raise UnknownNameError("model", spec, store.catalogue(), otherwise)
 
 
 def open_checkpoint(location: ModelLocation) -> Checkpoint:

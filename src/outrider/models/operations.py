@@ -60,7 +60,8 @@ def choose_operations(config: DecoderConfig, dtype: torch.dtype, device: torch.d
     if device.type == "cpu" and dtype is torch.bfloat16:
         try:
             from outrider.models.compiled import CompiledOperations
+
+            return CompiledOperations(config)
         except (ImportError, RuntimeError):  # no numba here, or nowhere to keep what it compiles
             return TorchOperations(config)
-        return CompiledOperations(config)
     return TorchOperations(config)

@@ -42,8 +42,11 @@ class WeightPlan:
                 f"--weights {self.format.value} runs with --dtype bfloat16 on a CPU, "
                 f"not {str(self.dtype).removeprefix('torch.')} on {self.device.type}; use --weights auto"
             )
-        if self.format is WeightFormat.BF16 and self.dtype is torch.float32:
-            raise InvalidOptionError("--weights bf16 needs --dtype bfloat16; float32 runs with --weights auto")
+        if self.format is WeightFormat.BF16 and self.dtype is not torch.bfloat16:
+            name = str(self.dtype).removeprefix("torch.")
+            raise InvalidOptionError(
+                f"--weights bf16 needs --dtype bfloat16, not {name}; {name} runs with --weights auto"
+            )
 
     @property
     def packed(self) -> bool:
@@ -105,7 +108,12 @@ class WeightLoader:
             part = self.checkpoint.int4(f"{stem}.weight")
             if part is None and self.plan.format is WeightFormat.INT4:
                 weight = self.checkpoint.tensor(f"{stem}.weight")
-                part = quantize_int4(weight) if weight.shape[1] % GROUP == 0 else None
+                if weight.shape[1] % GROUP:
+                    raise InvalidOptionError(
+                        f"--weights int4 needs input sizes that are multiples of {GROUP}, but '{stem}' has "
+                        f"{weight.shape[1]}; use --weights auto"
+                    )
+                part = quantize_int4(weight)
             if part is None:
                 return None
             parts.append(part if order is None else part.rows(order))

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 
-def apply_repetition_penalty(logits: Tensor, seen: Sequence[int], penalty: float) -> Tensor:
-    """Divide positive and multiply negative logits of tokens in ``seen`` (Keskar et al. 2019, section 4.1).
+def apply_repetition_penalty(logits: Tensor, prompt: Tensor, output: Sequence[int], penalty: float) -> Tensor:
+    """Divide positive and multiply negative logits of tokens that were seen (Keskar et al. 2019, section 4.1).
 
-    ``seen`` is prompt and output together, as in transformers and vLLM. Returns a new tensor [vocabulary].
+    ``prompt`` is bool [vocabulary], true for the prompt's tokens (made once per request); prompt and output both count,
+    as in transformers and vLLM. Returns a new tensor [vocabulary].
     """
-    tokens = _unique_in_range(seen, logits)
-    chosen = logits[tokens]
-    result = logits.clone()
-    result[tokens] = torch.where(chosen > 0, chosen / penalty, chosen * penalty)
-    return result
+    seen = prompt.clone()
+    tokens = torch.tensor(output, dtype=torch.long, device=logits.device)
+    seen[tokens[tokens < len(seen)]] = True
+    return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
 def apply_count_penalties(logits: Tensor, output: Sequence[int], presence: float, frequency: float) -> Tensor:
@@ -31,8 +31,3 @@ def apply_count_penalties(logits: Tensor, output: Sequence[int], presence: float
     tokens = torch.tensor(output, dtype=torch.long, device=logits.device)
     counts = torch.bincount(tokens, minlength=logits.shape[-1])[: logits.shape[-1]].to(logits.dtype)
     return logits - presence * (counts > 0).to(logits.dtype) - frequency * counts
-
-
-def _unique_in_range(tokens: Sequence[int], logits: Tensor) -> Tensor:
-    size = logits.shape[-1]
-    return torch.tensor(sorted({t for t in tokens if t < size}), dtype=torch.long, device=logits.device)

@@ -38,6 +38,7 @@ class LogitsPipeline:
         self.vocab_size = vocab_size
         self.stop_ids = tuple(sorted(i for i in stop_ids if i < vocab_size))
         self.prompt = tuple(prompt)
+        self._prompt_seen: Tensor | None = None
         self._has_counts = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         self._has_repetition = params.repetition_penalty != 1.0
         self.uses_history = self._has_counts or self._has_repetition or params.min_tokens > 0
@@ -62,7 +63,8 @@ class LogitsPipeline:
             return logits
         logits = logits.to(torch.float64)
         if self._has_repetition:
-            logits = apply_repetition_penalty(logits, [*self.prompt, *output], params.repetition_penalty)
+            seen = self._prompt_tokens(logits.device)
+            logits = apply_repetition_penalty(logits, seen, output, params.repetition_penalty)
         if self._has_counts and output:
             logits = apply_count_penalties(logits, output, params.presence_penalty, params.frequency_penalty)
         if params.logit_bias:
@@ -73,6 +75,14 @@ class LogitsPipeline:
             logits = logits.clone()
             logits[list(self.stop_ids)] = -torch.inf
         return logits
+
+    def _prompt_tokens(self, device: torch.device) -> Tensor:
+        """bool [vocab_size], true for the prompt's tokens."""
+        if self._prompt_seen is None:
+            inside = [token for token in self.prompt if token < self.vocab_size]
+            self._prompt_seen = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
+            self._prompt_seen[torch.tensor(inside, dtype=torch.long, device=device)] = True
+        return self._prompt_seen
 
     def greedy_token(self, logits: Tensor, output: Sequence[int]) -> int:
         """Best token after ``process``; the lowest id wins an exact tie."""
