@@ -105,20 +105,19 @@ def test_probabilities_are_float64_and_sum_to_one(dtype: torch.dtype) -> None:
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-14)
 
 
-@pytest.mark.parametrize("temperature", [1e-310, 1e-300, 1e-20, 1e300])
+@pytest.mark.parametrize("temperature", [1e-310, 1e-300, 1e-20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_extreme_temperatures_give_finite_probabilities(temperature: float, dtype: torch.dtype) -> None:
+def test_tiny_temperatures_give_finite_probabilities(temperature: float, dtype: torch.dtype) -> None:
     """Logits over a tiny temperature overflow: all mass goes to the best tokens, in equal parts where they tie."""
     logits = random_logits(4).to(dtype)
     logits[[5, 9]] = 50.0
     p = pipeline(temperature=temperature, top_p=0.99).probabilities(logits, [])
     assert bool(torch.isfinite(p).all())
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-14)
-    if temperature < 1.0:
-        assert {i: float(p[i]) for i in p.nonzero().flatten().tolist()} == {5: 0.5, 9: 0.5}
+    assert {i: float(p[i]) for i in p.nonzero().flatten().tolist()} == {5: 0.5, 9: 0.5}
 
 
-@pytest.mark.parametrize("bias", [3e38, 1e300, -3e38, -1e300])
+@pytest.mark.parametrize("bias", [3e38, 1e308, -3e38, -1e308])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_a_huge_logit_bias_gives_finite_probabilities(bias: float, dtype: torch.dtype) -> None:
     logits = random_logits(4).to(dtype)
