@@ -32,7 +32,9 @@ import outrider  # noqa: E402
 from outrider.audit.sweep import greedy_sweep  # noqa: E402
 from outrider.engine.engine import Engine, Result  # noqa: E402
 from outrider.models.base import Segment  # noqa: E402
+from outrider.models.decoder import Decoder  # noqa: E402
 from outrider.models.gguf import GGUFCheckpoint  # noqa: E402
+from outrider.models.operations import TorchOperations  # noqa: E402
 from outrider.models.store import pull  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,12 +145,20 @@ def section_int4(args: argparse.Namespace) -> tuple[str, object]:
 
 def section_rows(args: argparse.Namespace) -> tuple[str, object]:
     counts = [1, 2, 4, 8, 16, 32, 64]
-    formats = {"bfloat16": ("bfloat16", "bf16"), "int4": ("bfloat16", "int4"), "float32": ("float32", "auto")}
+    formats = {
+        "bfloat16": ("bfloat16", "bf16"),
+        "bfloat16, torch's small operations": ("bfloat16", "bf16"),
+        "int4": ("bfloat16", "int4"),
+        "float32": ("float32", "auto"),
+    }
     lines = ["| format | " + " | ".join(f"{n} rows" for n in counts) + " | 8 rows / 1 row |"]
     lines.append("|---|" + "---|" * (len(counts) + 1))
     raw = {}
     for label, (dtype, weights) in formats.items():
         model = outrider.load(MODEL, drafter="none", dtype=dtype, weights=weights).model
+        assert isinstance(model, Decoder)
+        if "torch" in label:
+            model.operations = TorchOperations(model.config)
         cache = model.new_cache()
         tokens = torch.randint(49000, (256,), generator=torch.Generator().manual_seed(0)).tolist()
         model.forward([Segment(cache, tokens, logit_rows=())])

@@ -50,7 +50,8 @@ def main() -> None:
             gaps.append((gap_few - gap_many).abs().flatten())
         move, gap = torch.cat(moves), torch.cat(gaps)
         print(
-            f"{dtype} {weights}: {len(move)} positions, largest move of any logit: median {move.median():.2g}, max {move.max():.2g}; "
+            f"{dtype} {weights}: {len(move)} positions, largest move of any logit: "
+            f"median {move.median():.2g}, max {move.max():.2g}; "
             f"move of the best two's distance: median {gap.median():.2g}, max {gap.max():.2g}"
         )
 
