@@ -241,3 +241,12 @@ def test_licence_and_changelog() -> None:
     assert "Apache License" in (ROOT / "LICENSE").read_text()[:200]
     assert "END OF TERMS AND CONDITIONS" in (ROOT / "LICENSE").read_text()
     assert f"## [{outrider.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md", "docs/guarantees.md"])
+def test_no_measured_block_is_empty(page: str) -> None:
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"<!-- measured:.*?begin -->(.*?)<!-- measured:.*?end -->", text, flags=re.S)
+    assert blocks or page == "docs/guarantees.md"
+    for block in blocks:
+        assert re.search(r"\|.*\d", block), f"{page} has a measured block without figures: {block.strip()[:60]}"
