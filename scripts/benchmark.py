@@ -23,19 +23,20 @@ from pathlib import Path
 
 from outrider.cli.reexec import ensure_allocator
 
-ensure_allocator()
+if __name__ == "__main__":
+    ensure_allocator()
 
-import torch  # noqa: E402
-from peers import LlamaCpp, Timing, Transformers  # noqa: E402
+import torch
+from peers import LlamaCpp, Timing, Transformers
 
-import outrider  # noqa: E402
-from outrider.audit.sweep import greedy_sweep  # noqa: E402
-from outrider.engine.engine import Engine, Result  # noqa: E402
-from outrider.models.base import Segment  # noqa: E402
-from outrider.models.decoder import Decoder  # noqa: E402
-from outrider.models.gguf import GGUFCheckpoint  # noqa: E402
-from outrider.models.operations import TorchOperations  # noqa: E402
-from outrider.models.store import pull  # noqa: E402
+import outrider
+from outrider.audit.sweep import greedy_sweep
+from outrider.engine.engine import Engine, Result
+from outrider.models.base import Segment
+from outrider.models.decoder import Decoder
+from outrider.models.gguf import GGUFCheckpoint
+from outrider.models.operations import TorchOperations
+from outrider.models.store import pull
 
 ROOT = Path(__file__).resolve().parents[1]
 FIVE = ("translation", "summarization", "qa", "math_reasoning", "rag")
@@ -247,14 +248,20 @@ SWEEP = [
 ]
 
 
-def section_sweep(args: argparse.Namespace) -> tuple[str, object]:
+def sweep_combinations() -> tuple[Engine, list[tuple[Engine, str, str]]]:
+    """The plain float32 engine, and every combination of the sweep on the same target."""
     base = outrider.load(MODEL, drafter="none", dtype="float32")
     paired = outrider.load(MODEL, drafter="small_model", draft_model=MODEL, dtype="float32", adaptive=False)
-    prompts = [base.encode(text) for rows in groups_of(args.data, 10).values() for text in rows]
     combinations = []
     for drafter, shape in SWEEP:
         source = paired if drafter == "small_model" else base
         combinations.append((source.with_parts(drafter=drafter, shape=shape, adaptive=False), drafter, shape))
+    return base, combinations
+
+
+def section_sweep(args: argparse.Namespace) -> tuple[str, object]:
+    base, combinations = sweep_combinations()
+    prompts = [base.encode(text) for rows in groups_of(args.data, 10).values() for text in rows]
     started = time.perf_counter()
 
     def report(done: int, total: int) -> None:
@@ -331,12 +338,16 @@ def publish(name: str, table: str, raw: object, where: dict[str, object]) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []])
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--all", action="store_true", help="every section whose peers are given")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "spec_bench.jsonl")
     parser.add_argument("--sample", type=Path, default=ROOT / "tests" / "data" / "spec_bench_24.jsonl")
     parser.add_argument("--llama-python", help="interpreter with llama-cpp-python installed")
     args = parser.parse_args()
+    if unknown := set(args.sections) - set(SECTIONS):
+        parser.error(f"unknown section {', '.join(sorted(unknown))}; known: {', '.join(SECTIONS)}")
+    if not args.data.exists() and (args.all or {"ngram", "sweep"} & set(args.sections)):
+        parser.error(f"no Spec-Bench questions at {args.data}; give --data PATH")
     names = [n for n in SECTIONS if n != "int4" or args.llama_python] if args.all else args.sections
     for name in names:
         where = environment()
