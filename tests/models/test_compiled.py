@@ -75,3 +75,17 @@ def test_only_bfloat16_on_a_cpu_is_compiled() -> None:
     shape = config(2, 1, 16)
     assert type(choose_operations(shape, torch.float32, torch.device("cpu"))) is TorchOperations
     assert type(choose_operations(shape, torch.bfloat16, torch.device("cpu"))) is not TorchOperations
+
+
+def test_softmax_is_float32_exact() -> None:
+    """The branch-free exponential: relative error of float32 size where a weight matters at all."""
+    scores = np.linspace(-60.0, 20.0, 4001, dtype=np.float32)
+    expected = np.exp(scores.astype(np.float64) - 20.0)
+    got = scores.copy()
+    total = compiled._softmax(got)
+    np.testing.assert_allclose(got, expected, rtol=6e-6)
+    np.testing.assert_allclose(total, expected.sum(), rtol=1e-5)
+    hidden = np.array([0.0, -1.0e30], dtype=np.float32)
+    compiled._softmax(hidden)
+    assert hidden[0] == pytest.approx(1.0, abs=1e-6)
+    assert hidden[1] < 1e-37
