@@ -68,7 +68,7 @@ def _round(value: Any) -> Any:
 
 @njit(inline="always")
 def _exp(value: Any) -> Any:
-    """exp in float32 without branches or calls, so that loops over it vectorise; relative error 8e-6 at most above -80."""
+    """exp in float32 without branches or calls, so that loops vectorise; relative error 8e-6 at most above -80."""
     scaled = min(max(np.float32(value) * np.float32(1.4426950408889634), np.float32(-125.0)), np.float32(125.0))
     whole = np.floor(scaled + np.float32(0.5))
     rest = (scaled - whole) * np.float32(0.6931471805599453)  # at most 0.35: six terms give float32 precision
