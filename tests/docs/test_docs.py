@@ -249,4 +249,5 @@ def test_no_measured_block_is_empty(page: str) -> None:
     blocks = re.findall(r"<!-- measured:.*?begin -->(.*?)<!-- measured:.*?end -->", text, flags=re.S)
     assert blocks or page == "docs/guarantees.md"
     for block in blocks:
-        assert re.search(r"\|.*\d", block), f"{page} has a measured block without figures: {block.strip()[:60]}"
+        has_figures = re.search(r"\d", block) and not re.search(r"[Nn]ot measured|[Tt]o be measured|goes here", block)
+        assert has_figures, f"{page} has a measured block without figures: {block.strip()[:60]}"
