@@ -23,9 +23,9 @@ def small_tree() -> TokenTree:
 
 def test_arrays() -> None:
     tree = small_tree()
-    assert tree.token_array().tolist() == [9, 1, 2, 3, 4, 3, 5]
+    assert tree.tokens == [9, 1, 2, 3, 4, 3, 5]
     assert tree.parent_array().tolist() == [-1, 0, 0, 1, 1, 2, 3]
-    assert tree.depth_array().tolist() == [0, 1, 1, 2, 2, 2, 3]
+    assert tree.depths == [0, 1, 1, 2, 2, 2, 3]
     assert (len(tree), tree.drafted) == (7, 6)
     assert tree.sources == ["", "a", "a", "b", "b", "b", "c"]
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.trees.topology import ancestors_mask, depths, is_chain
+from outrider.trees.topology import ancestors_mask, is_chain
 
 
 @st.composite
@@ -32,12 +32,6 @@ def test_mask_is_ancestor_or_self(parents: np.ndarray) -> None:
     for node in range(len(parents)):
         expected[node, ancestors(parents, node)] = True
     assert np.array_equal(ancestors_mask(parents), expected)
-
-
-@settings(max_examples=100, deadline=None)
-@given(parent_arrays())
-def test_depths_count_the_steps_to_the_root(parents: np.ndarray) -> None:
-    assert depths(parents).tolist() == [len(ancestors(parents, node)) - 1 for node in range(len(parents))]
 
 
 @settings(max_examples=100, deadline=None)

@@ -67,11 +67,6 @@ class Controller:
         if level.debt > _GIVE_UP * sum(s for _, s in best.steps) / len(best.steps):
             level.trial = 0
 
-    @property
-    def is_speculating(self) -> bool:
-        """Whether the latest step was allowed to draft."""
-        return self._current.max_nodes > 0
-
     def _best(self) -> _Level:
         plain = self.levels[0]
         return max(self.levels, key=lambda level: level.rate * (_MARGIN if level is plain else 1.0))

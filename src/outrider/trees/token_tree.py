@@ -145,14 +145,8 @@ class TokenTree:
             node = child
         return nodes
 
-    def token_array(self) -> IntArray:
-        return np.asarray(self.tokens, dtype=np.int64)
-
     def parent_array(self) -> IntArray:
         return np.asarray(self.parents, dtype=np.int64)
-
-    def depth_array(self) -> IntArray:
-        return np.asarray(self.depths, dtype=np.int64)
 
     # -- deriving new trees --------------------------------------------------------------------------------
 

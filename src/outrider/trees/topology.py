@@ -25,11 +25,6 @@ def ancestors_mask(parents: NDArray[np.int64]) -> NDArray[np.bool_]:
     return mask
 
 
-def depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Distance of every node from its root, int64 [n]."""
-    return np.asarray(ancestors_mask(parents).sum(axis=1) - 1, dtype=np.int64)
-
-
 def is_chain(parents: NDArray[np.int64]) -> bool:
     """Whether every node's parent is the node before it."""
     return bool(np.array_equal(parents, np.arange(-1, len(parents) - 1)))
