@@ -72,7 +72,7 @@ def test_methods(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(machine, "_PROBE_BYTES", 1 << 20)
-    monkeypatch.setattr(machine, "_PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(machine, "_PROBE_SECONDS", 0.05)
     assert app.run(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["cores"] >= 1
