@@ -31,7 +31,7 @@ from peers import LlamaCpp, Timing, Transformers
 
 import outrider
 from outrider.audit.sweep import greedy_sweep
-from outrider.engine.engine import Engine, Result
+from outrider.engine.engine import Engine
 from outrider.models.base import Segment
 from outrider.models.decoder import Decoder
 from outrider.models.gguf import GGUFCheckpoint
@@ -56,11 +56,6 @@ def groups_of(path: Path, each: int) -> dict[str, list[str]]:
 
 def params(count: int = TOKENS) -> outrider.SamplingParams:
     return outrider.SamplingParams(max_tokens=count, ignore_eos=True)
-
-
-def timing(result: Result) -> Timing:
-    stats = result.stats
-    return Timing(result.tokens, stats.prefill_seconds, stats.prefill_seconds + stats.decode_seconds)
 
 
 def our_timing(engine: Engine, prompt: list[int]) -> Timing:
@@ -221,7 +216,7 @@ def section_ngram(args: argparse.Namespace) -> tuple[str, object]:
             for prompt in [prompts[0], *prompts]:
                 a = fast.generate(prompt, params())
                 b = plain.generate(prompt, params())
-                pairs.append((timing(a).decode_rate, timing(b).decode_rate))
+                pairs.append((a.stats.tokens_per_second, b.stats.tokens_per_second))
                 lengths.append(a.stats.mean_acceptance_length)
                 raw.append((weights, category, *pairs[-1], lengths[-1]))
             pairs, lengths = pairs[1:], lengths[1:]

@@ -56,15 +56,22 @@ class ModelSource:
     def candidates(self, tree: TokenTree, nodes: Sequence[int]) -> list[Candidates]:
         """One draft forward for all ``nodes``; their distributions after the request's processing."""
         rows = self._root_rows if list(nodes) == [0] else None
-        rows = self._forward(tree, nodes) if rows is None else rows
+        rows = self.evaluate(tree, nodes) if rows is None else rows
         missing = self.pipeline.vocab_size - rows.shape[-1]
         if missing > 0:  # a draft head with fewer padding rows than the target's tokenizer has tokens
             rows = F.pad(rows, (0, missing), value=float("-inf"))
         process = self.pipeline.ranking if tree.kind is ProposalKind.DETERMINISTIC else self.pipeline.probabilities
-        above = [[*self.output, *tree.path_tokens(node)] if self.pipeline.uses_history else () for node in nodes]
-        return [Candidates(probabilities=process(row, path)) for row, path in zip(rows, above, strict=True)]
+        return [
+            Candidates(probabilities=process(row, self.above(tree, node)))
+            for row, node in zip(rows, nodes, strict=True)
+        ]
 
-    def _forward(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
+    def above(self, tree: TokenTree, node: int) -> Sequence[int]:
+        """The output tokens that the pipeline needs at ``node``: none when no parameter looks at them."""
+        return [*self.output, *tree.path_tokens(node)] if self.pipeline.uses_history else ()
+
+    def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
+        """Logits [len(nodes), vocabulary] of nodes whose ancestors were evaluated before or are in the cache."""
         before, count = self._visible.shape[0], len(nodes)
         visible: NDArray[np.bool_] = np.zeros((before + count, before + count), dtype=np.bool_)
         visible[:before, :before] = self._visible

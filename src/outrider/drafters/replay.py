@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftOptions, DraftSession, Observation, Proposal
-from outrider.models.base import LanguageModel, Segment
+from outrider.drafters.model_source import ModelSource
+from outrider.models.base import LanguageModel
 from outrider.sampling.draw import Role
 from outrider.trees.shapes.base import Candidates, GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
@@ -77,35 +78,26 @@ class _ReplaySession(DraftSession):
 
 
 class _TargetSource:
-    """Evaluates nodes with the target as they are asked for; scratch slots follow the order of asking."""
+    """The target's ranking at each node, its best token left out at the chosen rate."""
 
     name = "replay"
 
     def __init__(self, context: DraftContext, output: Sequence[int], rate: float) -> None:
-        self._context = context
-        self._output = output
+        self._target = ModelSource(self.name, context.target, context.target_cache, context.pipeline, output)
+        self._random = context.random
+        self._kept = len(output)
         self._rate = rate
-        self._slots: dict[int, int] = {}
 
     def candidates(self, tree: TokenTree, nodes: Sequence[int]) -> list[Candidates]:
-        cache = self._context.target_cache
-        before = cache.scratch
-        self._slots.update({node: before + row for row, node in enumerate(nodes)})
-        mask = np.zeros((len(nodes), before + len(nodes)), dtype=np.bool_)
-        for row, node in enumerate(nodes):
-            mask[row, [self._slots[above] for above in (0, *tree.path(node))]] = True
-        tokens = [tree.tokens[node] for node in nodes]
-        positions = [cache.length + tree.depths[node] for node in nodes]
-        (out,) = self._context.target.forward([Segment(cache, tokens, positions, mask)])
-        return [self._rank(tree, node, out.logits[row]) for row, node in enumerate(nodes)]
+        rows = self._target.evaluate(tree, nodes)
+        return [self._rank(tree, node, row) for node, row in zip(nodes, rows, strict=True)]
 
-    def _rank(self, tree: TokenTree, node: int, logits: torch.Tensor) -> Candidates:
-        output = [*self._output, *tree.path_tokens(node)]
-        pipeline = self._context.pipeline
+    def _rank(self, tree: TokenTree, node: int, logits: Tensor) -> Candidates:
+        pipeline, output = self._target.pipeline, self._target.above(tree, node)
         best = pipeline.greedy_token(logits, output)
         scores = torch.softmax(pipeline.process(logits, output).double(), dim=-1)
         values, order = torch.topk(scores, min(_RANKED, scores.shape[-1]))
         ranked = [(t, s) for t, s in zip(order.tolist(), values.tolist(), strict=True) if t != best]
-        if self._context.random.bernoulli(self._rate, len(self._output), Role.DRAFT, node):
+        if self._random.bernoulli(self._rate, self._kept, Role.DRAFT, node):
             ranked.insert(0, (best, float(scores[best])))
         return Candidates([token for token, _ in ranked], [score for _, score in ranked])

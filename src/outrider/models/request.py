@@ -1,4 +1,4 @@
-"""Checks of a forward's arguments that every real model shares: mistakes raise instead of computing something else."""
+"""Checks of a forward's arguments that every model shares: mistakes raise instead of computing something else."""
 
 from __future__ import annotations
 

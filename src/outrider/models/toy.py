@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.errors import InvalidOptionError
 from outrider.models.base import FINAL_HIDDEN, LanguageModel, Segment, SegmentOutput
+from outrider.models.request import check_request
 from outrider.models.toy_cache import IntArray, ToyCache, digest
 
 __all__ = ["ToyCache", "ToyModel"]
@@ -113,14 +114,8 @@ class ToyModel(LanguageModel):
                 twice, or an unknown hidden state or exit.
             TypeError: for a cache of another kind of model.
         """
+        check_request(segments, hidden, self.num_layers, exit_layer)
         layers = self.num_layers if exit_layer is None else exit_layer
-        if not 1 <= layers <= self.num_layers:
-            raise ValueError(f"exit_layer {layers} is not one of 1 ... {self.num_layers}")
-        for name in hidden:
-            if name != FINAL_HIDDEN and not (isinstance(name, int) and 0 <= name < layers):
-                raise ValueError(f"no hidden state {name!r}: give 'final' or a block from 0 to {layers - 1}")
-        if len({id(segment.cache) for segment in segments}) != len(segments):
-            raise ValueError("two segments of one forward share a cache")
         return [self._evaluate(segment, hidden, layers) for segment in segments]
 
     def _evaluate(self, segment: Segment, hidden: Sequence[str | int], layers: int) -> SegmentOutput:
