@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outrider.audit.divergence import Comparison, compare_outputs
     from outrider.config import EngineConfig
-    from outrider.engine.engine import Engine, Event, Result, load
+    from outrider.engine.engine import Engine, load
+    from outrider.engine.result import Event, Result
     from outrider.engine.stats import Stats
     from outrider.sampling.params import SamplingParams
     from outrider.types import FinishReason, StepRecord
@@ -25,9 +26,9 @@ _HOMES = {
     "Comparison": "outrider.audit.divergence",
     "Engine": "outrider.engine.engine",
     "EngineConfig": "outrider.config",
-    "Event": "outrider.engine.engine",
+    "Event": "outrider.engine.result",
     "FinishReason": "outrider.types",
-    "Result": "outrider.engine.engine",
+    "Result": "outrider.engine.result",
     "SamplingParams": "outrider.sampling.params",
     "Stats": "outrider.engine.stats",
     "StepRecord": "outrider.types",

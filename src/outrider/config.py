@@ -12,9 +12,9 @@ from outrider.types import ProposalKind
 class EngineConfig(BaseModel):
     """One engine. Parts are given as ``name`` or ``name:option=value,option=value`` (``engine/spec.py``).
 
-    ``shape``, ``verifier`` and ``proposal`` may be left out: the drafter's default shape;
-    greedy matching at temperature 0
-    and multi-step sampling above; the best children at temperature 0 and for n-grams, drawn children otherwise.
+    ``shape``, ``verifier`` and ``proposal`` may be left out: the drafter's default shape; greedy matching at
+    temperature 0 and multi-step sampling above; the best children at temperature 0 and for n-grams, drawn children
+    otherwise. ``lossy`` admits a verifier that changes the output, and must be said.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,7 +29,16 @@ class EngineConfig(BaseModel):
     weights: Literal["auto", "bf16", "int8", "int4"] = "auto"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     threads: Annotated[int | None, Field(ge=1, description="compute threads; default: one per core")] = None
-    max_nodes: Annotated[int, Field(ge=0, le=4096, description="guesses per step at most")] = 64
+    max_nodes: Annotated[
+        int | None, Field(ge=0, le=4096, description="guesses per step at most; default: what the shape makes")
+    ] = None
     adaptive: bool = True
+    lossy: bool = False
     fallback: bool = False
     trust_remote_code: bool = False
+
+    @property
+    def draft_models(self) -> tuple[str, ...]:
+        """``draft_model`` may name several, separated by commas, for drafters with several members."""
+        names = (self.draft_model or "").split(",")
+        return tuple(name.strip() for name in names if name.strip())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 
 from outrider.cli.options import EngineOptions
-from outrider.engine.engine import Event, Result
+from outrider.engine.result import Event, Result
 from outrider.engine.stats import fold
 from outrider.sampling.params import SamplingParams
 from outrider.types import FinishReason, Regime, StepRecord, StepTimes

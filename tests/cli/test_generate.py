@@ -23,6 +23,7 @@ CHANGES = {
     "proposal": ["--proposal", "iid"],
     "verifier": ["--verifier", "multi_step"],
     "max_nodes": ["--max-nodes", "3"],
+    "lossy": ["--lossy"],
     "adaptive": ["--no-adaptive"],
     "dtype": ["--dtype", "float32"],
     "weights": ["--weights", "int4"],

@@ -13,7 +13,7 @@ from tiny_models import IMPLEMENTATIONS, PLAN, WINDOW, FirstLayers, Implementati
 from torch import Tensor
 
 from outrider.errors import CacheRollbackError
-from outrider.models.base import FINAL_HIDDEN, LanguageModel, Segment, SequenceCache, tree_segment
+from outrider.models.base import FINAL_HIDDEN, LanguageModel, Segment, SequenceCache, blocks_after, tree_segment
 from outrider.models.cache import KVCache
 from outrider.models.decoder import Decoder
 from outrider.models.hf import TransformersModel
@@ -379,16 +379,16 @@ def test_early_exit(model: LanguageModel) -> None:
     rng = random.Random(13)
     tokens, tree = draw(rng, model, WINDOW + 3), random_tree(rng, model, 7)
     cache = prefilled(model, tokens)
-    if not model.supports_exit:
-        with pytest.raises(ValueError, match="cannot stop after"):
-            model.forward([tree_segment(cache, tree)], exit_layer=1)
+    if not model.supports_skip:
+        with pytest.raises(ValueError, match="cannot skip"):
+            model.forward([tree_segment(cache, tree)], skip=blocks_after(1, model.num_layers))
         return
-    for layers in (0, model.num_layers + 1):
-        with pytest.raises(ValueError, match="exit_layer"):
-            model.forward([tree_segment(cache, tree)], exit_layer=layers)
+    for skip in (blocks_after(0, model.num_layers), frozenset({2 * model.num_layers}), frozenset({-1})):
+        with pytest.raises(ValueError, match="must leave out some"):
+            model.forward([tree_segment(cache, tree)], skip=skip)
     for layers in range(1, model.num_layers + 1):
         with cache.speculation():
-            found = model.forward([tree_segment(cache, tree)], exit_layer=layers)[0].logits
+            found = model.forward([tree_segment(cache, tree)], skip=blocks_after(layers, model.num_layers))[0].logits
         if isinstance(model, Decoder):
             short = Decoder(FirstLayers(PretrainedCheckpoint(model.name), layers), PLAN)
             close(found, short.forward([tree_segment(prefilled(short, tokens), tree)])[0].logits)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from outrider.drafters.base import DraftBudget, DraftContext, DraftSession, Observation
+from outrider.drafters.base import DraftBudget, DraftContext, DraftParts, DraftSession, Observation
 from outrider.drafters.ngram import NGram, NGramIndex, NGramOptions
 from outrider.models.toy import ToyModel
 from outrider.sampling.draw import SeededStream
@@ -25,7 +25,7 @@ BUDGET = DraftBudget(64, 64)
 
 
 def started(prompt: list[int], shape: Shape | None = None, **options: int) -> DraftSession:
-    session = NGram(NGramOptions(**options), shape or Chain(ChainOptions()), MODEL).new_session()
+    session = NGram(NGramOptions(**options), shape or Chain(ChainOptions()), DraftParts(MODEL)).new_session()
     session.begin(context(prompt))
     return session
 
@@ -126,8 +126,8 @@ def test_a_session_begun_again_equals_a_fresh_one(second: list[int]) -> None:
 
 
 def test_propose_before_begin_is_an_error() -> None:
-    with pytest.raises(ValueError, match="before begin"):
-        NGram(NGramOptions(), Chain(ChainOptions()), MODEL).new_session().propose(BUDGET)
+    with pytest.raises(ValueError, match="call begin first"):
+        NGram(NGramOptions(), Chain(ChainOptions()), DraftParts(MODEL)).new_session().propose(BUDGET)
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)

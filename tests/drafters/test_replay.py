@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftOptions, Observation
+from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftOptions, DraftParts, Observation
 from outrider.drafters.none import NoDrafter
 from outrider.drafters.replay import Replay, ReplayOptions
 from outrider.models.base import Segment, tree_segment
@@ -64,7 +64,7 @@ def run(drafter: Drafter, steps: int, params: SamplingParams = GREEDY) -> tuple[
 
 
 def replay(rate: float, shape: Shape | None = None) -> Replay:
-    return Replay(ReplayOptions(rate=rate), shape or Chain(ChainOptions(length=4)), MODEL)
+    return Replay(ReplayOptions(rate=rate), shape or Chain(ChainOptions(length=4)), DraftParts(MODEL))
 
 
 @pytest.mark.parametrize("params", [GREEDY, PENALTIES], ids=["plain", "penalties"])
@@ -112,5 +112,5 @@ def test_the_target_cache_is_rolled_back_when_drafting_fails() -> None:
 
 
 def test_no_drafter_is_plain_decoding() -> None:
-    output, accepted, tried = run(NoDrafter(DraftOptions(), Chain(ChainOptions()), MODEL), 12)
+    output, accepted, tried = run(NoDrafter(DraftOptions(), Chain(ChainOptions()), DraftParts(MODEL)), 12)
     assert (len(output), accepted, tried) == (13, 0, 0)

@@ -78,9 +78,9 @@ def test_the_common_prefix_is_not_read_again(monkeypatch: pytest.MonkeyPatch) ->
     rows: dict[int, int] = {}
     original = ToyModel.forward
 
-    def counting(self, segments, hidden=(), exit_layer=None):  # type: ignore[no-untyped-def]
+    def counting(self, segments, hidden=(), skip=frozenset()):  # type: ignore[no-untyped-def]
         rows[id(self)] = rows.get(id(self), 0) + sum(len(segment.tokens) for segment in segments)
-        return original(self, segments, hidden, exit_layer)
+        return original(self, segments, hidden, skip)
 
     monkeypatch.setattr(ToyModel, "forward", counting)
     engine = build_engine("small_model", "chain:2")

@@ -11,7 +11,8 @@ from engine.test_engine_caches import check_caches
 from engine.tiny_engines import build_engine, random_prompts
 from outrider.drafters.base import DraftContext
 from outrider.drafters.small_model import SmallModelSession
-from outrider.engine.engine import Engine, Event, Session
+from outrider.engine.engine import Engine, Session
+from outrider.engine.result import Event
 from outrider.models.toy import ToyModel
 from outrider.models.toy_cache import ToyCache
 from outrider.sampling.params import SamplingParams

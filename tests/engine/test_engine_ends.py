@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from engine.tiny_engines import ScriptModel, build_engine, letters_tokenizer
-from outrider.engine.engine import Engine, Result
+from outrider.engine.engine import Engine
+from outrider.engine.result import Result
 from outrider.models.toy import ToyModel
 from outrider.models.toy_cache import ToyCache
 from outrider.sampling.params import SamplingParams

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from engine.tiny_engines import Combination, build_engine, combinations, letters_tokenizer
-from exactness.enumeration import EnumeratingStream, outcomes
+from outrider.audit.enumeration import EnumeratingStream, outcomes
 from outrider.engine.engine import Engine
 from outrider.models.toy import ToyModel
 from outrider.sampling.params import SamplingParams

@@ -67,9 +67,9 @@ def test_another_tokenizer() -> None:
     config = EngineConfig(drafter="small_model", draft_model="other")
     target, draft = ToyModel(vocab_size=12), ToyModel(vocab_size=12)
     with pytest.raises(IllegalCombinationError) as caught:
-        Engine(config, loaded(target), loaded(draft, letters_tokenizer(12, with_end=False), "other"))
+        Engine(config, loaded(target), [loaded(draft, letters_tokenizer(12, with_end=False), "other")])
     check_message(caught.value, "'other'", "'tiny'", "tokenizer", "0", "same family")
-    Engine(config, loaded(target), loaded(draft, letters_tokenizer(10), "shorter"))
+    Engine(config, loaded(target), [loaded(draft, letters_tokenizer(10), "shorter")])
 
 
 @pytest.mark.parametrize("layers", [4, 5, 100])
@@ -78,7 +78,7 @@ def test_layers_out_of_range(layers: int) -> None:
 
 
 def test_layer_skip_on_a_model_without_exits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ToyModel, "supports_exit", False)
+    monkeypatch.setattr(ToyModel, "supports_skip", False)
     refuse(InvalidOptionError, "layer_skip", "--drafter", drafter="layer_skip")
 
 

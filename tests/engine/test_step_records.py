@@ -7,7 +7,7 @@ import json
 import pytest
 
 from engine.tiny_engines import ScriptModel, build_engine, combinations, random_prompts
-from outrider.engine.engine import Result
+from outrider.engine.result import Result
 from outrider.engine.stats import fold
 from outrider.sampling.params import SamplingParams
 from outrider.types import Regime, StepRecord, StepTimes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from enumeration import EnumeratingStream, outcomes, output_law
 
+from outrider.audit.enumeration import EnumeratingStream, outcomes, output_law
 from outrider.sampling.draw import Role
 
 

@@ -11,10 +11,10 @@ from functools import partial
 
 import pytest
 import torch
-from enumeration import EnumeratingStream
-from law import KEPT, Source, Tamper, World, limits, total_variation
 from torch import Tensor
 
+from outrider.audit.enumeration import EnumeratingStream
+from outrider.audit.law import KEPT, Source, Tamper, World, limits, total_variation
 from outrider.sampling.params import SamplingParams
 from outrider.trees.shapes.widths import Widths, WidthsOptions
 from outrider.trees.token_tree import TokenTree, Trial

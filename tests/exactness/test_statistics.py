@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from law import KEPT, Source, Target, World
 from scipy import stats
 
+from outrider.audit.law import KEPT, Source, Target, World
 from outrider.sampling.draw import Role, SeededStream
 from outrider.sampling.params import SamplingParams
 from outrider.trees.shapes.base import GrowLimits

@@ -12,10 +12,10 @@ from functools import partial
 from itertools import product
 
 import pytest
-from enumeration import EnumeratingStream, outcomes
-from law import KEPT, Source, Target, World, limits, total_variation
 from pydantic import ValidationError
 
+from outrider.audit.enumeration import EnumeratingStream, outcomes
+from outrider.audit.law import KEPT, Source, Target, World, limits, total_variation
 from outrider.engine.registry import SHAPES, VERIFIERS, load_class
 from outrider.sampling.params import SamplingParams
 from outrider.trees.merge import merge

@@ -87,7 +87,7 @@ def test_loading(tmp_path: Path) -> None:
     model = load(saved(reference, tmp_path), torch.bfloat16)
     assert (model.vocab_size, model.context_length, model.num_layers, model.hidden_size) == (61, 64, 2, 24)
     assert (model.bos_id, model.eos_ids, model.dtype) == (1, (2, 4), torch.bfloat16)
-    assert not model.supports_exit
+    assert not model.supports_skip
     logits = model.forward([Segment(model.new_cache(), TOKENS)])[0].logits
     assert logits.dtype is torch.bfloat16
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import CacheRollbackError, InvalidOptionError
-from outrider.models.base import Segment, tree_segment
+from outrider.models.base import Segment, blocks_after, tree_segment
 from outrider.models.toy import ToyCache, ToyModel
 from outrider.trees.token_tree import TokenTree
 
@@ -185,23 +185,23 @@ def test_an_early_exit_is_distorted_less_the_later_it_is() -> None:
     p = torch.softmax(model.logits_after(PROMPT), -1)
     distances = []
     for exit_layer in (1, 2, 3, 4):
-        (out,) = model.forward([Segment(model.new_cache(), PROMPT, logit_rows=[4])], exit_layer=exit_layer)
+        (out,) = model.forward([Segment(model.new_cache(), PROMPT, logit_rows=[4])], skip=blocks_after(exit_layer, 4))
         distances.append(float((torch.softmax(out.logits[0], -1) - p).abs().sum()))
     assert distances[0] > distances[1] > distances[2] > distances[3] == 0.0
-    assert model.supports_exit
+    assert model.supports_skip
 
 
 def test_entries_of_an_early_exit_cannot_be_kept_or_seen_by_later_blocks() -> None:
     model = ToyModel(16)
     cache = prefilled(model)
-    model.forward([Segment(cache, [9])], exit_layer=2)
-    model.forward([Segment(cache, [2])], exit_layer=1)
-    with pytest.raises(ValueError, match="sees an entry of an earlier exit"):
+    model.forward([Segment(cache, [9])], skip=blocks_after(2, 4))
+    model.forward([Segment(cache, [2])], skip=blocks_after(1, 4))
+    with pytest.raises(ValueError, match="an entry it sees has skipped"):
         model.forward([Segment(cache, [2])])
     with pytest.raises(ValueError, match="cannot be committed"):
         cache.commit([0])
-    with pytest.raises(ValueError, match="exit_layer 5"):
-        model.forward([Segment(prefilled(model), [9])], exit_layer=5)
+    with pytest.raises(ValueError, match="must leave out some"):
+        model.forward([Segment(prefilled(model), [9])], skip=frozenset({8}))
 
 
 def test_hidden_states() -> None:

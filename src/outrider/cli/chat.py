@@ -16,7 +16,8 @@ from outrider.errors import InvalidOptionError, UsageError
 from outrider.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from outrider.engine.engine import Engine, Result
+    from outrider.engine.engine import Engine
+    from outrider.engine.result import Result
 
 HELP = (
     "/clear forgets the conversation, /stats shows the last answer's figures, /exit or Ctrl-D leaves, "
@@ -38,6 +39,7 @@ def chat(
     verifier: o.Verifier = o.ENGINE.verifier,
     max_nodes: o.MaxNodes = o.ENGINE.max_nodes,
     adaptive: o.Adaptive = o.ENGINE.adaptive,
+    lossy: o.Lossy = o.ENGINE.lossy,
     dtype: o.Dtype = o.ENGINE.dtype,
     weights: o.Weights = o.ENGINE.weights,
     device: o.Device = o.ENGINE.device,
@@ -54,8 +56,9 @@ def chat(
 ) -> None:
     """Talk with the model; the caches of earlier turns are kept."""
     engine_options = o.EngineOptions(
-        model, drafter, draft_model, shape, proposal, verifier, max_nodes, adaptive, dtype, weights, device, threads
-    )
+        model, drafter, draft_model, shape, proposal, verifier, max_nodes, adaptive, lossy, dtype, weights, device,
+        threads,
+    )  # fmt: skip
     params = SamplingParams.parse(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_new_tokens,
         stop=tuple(stop or ()), repetition_penalty=repetition_penalty,

@@ -16,7 +16,8 @@ from outrider.sampling.params import SamplingParams
 from outrider.types import Regime
 
 if TYPE_CHECKING:
-    from outrider.engine.engine import Engine, Result
+    from outrider.engine.engine import Engine
+    from outrider.engine.result import Result
 
 PARAGRAPH = (
     "The old lighthouse stood at the end of the harbour wall. Every evening the keeper climbed the one hundred and "

@@ -24,7 +24,8 @@ from outrider.types import Regime
 
 if TYPE_CHECKING:
     from outrider.audit.divergence import Comparison
-    from outrider.engine.engine import Engine, Result
+    from outrider.engine.engine import Engine
+    from outrider.engine.result import Result
 
 _FILES, _OUTPUT = "Files", "Output"
 _FILE_ONLY = "only together with --file"
@@ -56,6 +57,7 @@ def generate(  # one line an option; the work is below
     verifier: o.Verifier = o.ENGINE.verifier,
     max_nodes: o.MaxNodes = o.ENGINE.max_nodes,
     adaptive: o.Adaptive = o.ENGINE.adaptive,
+    lossy: o.Lossy = o.ENGINE.lossy,
     dtype: o.Dtype = o.ENGINE.dtype,
     weights: o.Weights = o.ENGINE.weights,
     device: o.Device = o.ENGINE.device,
@@ -107,8 +109,8 @@ def generate(  # one line an option; the work is below
 ) -> None:
     """Answer a prompt, or every prompt of a file, and print the text as it is found."""
     engine_options = o.EngineOptions(
-        model, drafter, draft_model, shape, proposal, verifier, max_nodes, adaptive, dtype, weights, device, threads,
-        fallback, trust_remote_code,
+        model, drafter, draft_model, shape, proposal, verifier, max_nodes, adaptive, lossy, dtype, weights, device,
+        threads, fallback, trust_remote_code,
     )  # fmt: skip
     params = SamplingParams.parse(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, max_tokens=max_new_tokens,

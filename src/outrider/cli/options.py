@@ -29,7 +29,10 @@ Drafter = Annotated[
 ]
 DraftModel = Annotated[
     str | None,
-    typer.Option(help="Second, smaller model for drafters that need one. (default: none)", rich_help_panel=_PARTS),
+    typer.Option(
+        help="Second, smaller model for drafters that need one; several with commas. (default: none)",
+        rich_help_panel=_PARTS,
+    ),
 ]
 Shape = Annotated[
     str | None,
@@ -50,7 +53,14 @@ Verifier = Annotated[
         help="Rule that accepts guesses. (default: greedy at temperature 0, else multi_step)", rich_help_panel=_PARTS
     ),
 ]
-MaxNodes = Annotated[int, typer.Option(help="Guesses per step at most, 0 to 4096.", rich_help_panel=_PARTS)]
+MaxNodes = Annotated[
+    int | None,
+    typer.Option(help="Guesses per step at most, 0 to 4096. (default: what the shape makes)", rich_help_panel=_PARTS),
+]
+Lossy = Annotated[
+    bool,
+    typer.Option("--lossy", help="Admit a verifier that changes the output (typical).", rich_help_panel=_PARTS),
+]
 Adaptive = Annotated[
     bool,
     typer.Option(
@@ -143,8 +153,9 @@ class EngineOptions:
     shape: str | None = ENGINE.shape
     proposal: str | None = ENGINE.proposal
     verifier: str | None = ENGINE.verifier
-    max_nodes: int = ENGINE.max_nodes
+    max_nodes: int | None = ENGINE.max_nodes
     adaptive: bool = ENGINE.adaptive
+    lossy: bool = ENGINE.lossy
     dtype: str = ENGINE.dtype
     weights: str = ENGINE.weights
     device: str = ENGINE.device

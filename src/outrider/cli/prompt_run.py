@@ -23,7 +23,8 @@ from outrider.errors import InvalidOptionError, UsageError
 from outrider.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from outrider.engine.engine import Engine, Result
+    from outrider.engine.engine import Engine
+    from outrider.engine.result import Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from torch import Tensor
 from outrider.models.base import LanguageModel, Segment, SequenceCache
 from outrider.sampling.draw import RandomStream
 from outrider.sampling.transform import LogitsPipeline
+from outrider.trees.shapes.base import GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
 
 if TYPE_CHECKING:
-    from outrider.trees.shapes.base import Shape
+    from outrider.text.translate import Translator
 
 
 class DraftOptions(BaseModel):
@@ -78,11 +79,13 @@ class Observation:
         committed: the step's kept tokens (accepted guesses, then the bonus token).
         hidden: the target's hidden states at the rows that predicted them, by name, [len(committed), hidden].
         extra_logits: logits of the proposal's rows beyond its tree, [extra rows, vocabulary], or ``None``.
+        accepted: guesses that the verifier accepted, those cut off by a stop condition included.
     """
 
     committed: Sequence[int]
     hidden: dict[str | int, Tensor] = field(default_factory=dict)
     extra_logits: Tensor | None = None
+    accepted: int = 0
 
 
 class DraftSession(ABC):
@@ -104,6 +107,81 @@ class DraftSession(ABC):
         """The request is over (finished, failed or cancelled); roll back anything speculative."""
 
 
+class GrowingSession(DraftSession):
+    """A session that grows one tree a step with a shape: it keeps the text, the request's shape and the last tree.
+
+    Subclasses fill in ``grow``; those that keep more state extend ``begin``, ``observe`` and ``end``.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self._configured_shape = shape
+        self.shape = shape
+        self.tokens: list[int] = []  # prompt and output
+        self.tree: TokenTree | None = None  # the proposal that is not judged yet
+        self._context: DraftContext | None = None
+
+    @property
+    def context(self) -> DraftContext:
+        """The running request's context.
+
+        Raises:
+            ValueError: before ``begin`` and after ``end``.
+        """
+        if self._context is None:
+            raise ValueError("the draft session has no request: call begin first")
+        return self._context
+
+    @property
+    def output(self) -> list[int]:
+        """Output tokens so far, the root included."""
+        return self.tokens[len(self.context.prompt) :]
+
+    def begin(self, context: DraftContext) -> None:
+        self._context = context
+        self.tokens = list(context.prompt)
+        self.tree = None
+        self.shape = self._configured_shape.for_request()
+
+    def propose(self, budget: DraftBudget) -> Proposal:
+        if budget.max_nodes < 1 or budget.max_depth < 1:
+            self.tree = None
+            return Proposal(TokenTree(self.tokens[-1]))
+        kept = len(self.tokens) - len(self.context.prompt)
+        self.tree = self.grow(GrowLimits(budget.max_nodes, budget.max_depth, kept, self.context.random))
+        return Proposal(self.tree)
+
+    @abstractmethod
+    def grow(self, limits: GrowLimits) -> TokenTree:
+        """A tree below the last committed token, within ``limits``, which allow at least one guess."""
+
+    def observe(self, observation: Observation) -> None:
+        if self.tree is not None:
+            self.shape.observe(self.tree.drafted, observation.accepted)
+        self.tree = None
+        self.tokens.extend(observation.committed)
+
+    def end(self) -> None:
+        self._context = None
+        self.tree = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftParts:
+    """What a drafter may be built around, beside its options and shape.
+
+    Attributes:
+        target: the target model.
+        draft_model: the second model, for drafters that need one.
+        members: drafters that this one combines or uses, each with its own shape.
+        translator: between the two models' tokens, for drafters whose model has another tokenizer.
+    """
+
+    target: LanguageModel
+    draft_model: LanguageModel | None = None
+    members: tuple[Drafter, ...] = ()
+    translator: Translator | None = None
+
+
 class Drafter(ABC):
     """A draft source with its options and shape.
 
@@ -111,7 +189,12 @@ class Drafter(ABC):
         positional: the option that ``name:VALUE`` fills.
         samples: whether children can be drawn from a full distribution q (models can, n-gram tables cannot).
         needs_draft_model: whether a second model must be given.
+        speaks_target_tokens: whether that model must have the target's tokenizer.
+        members_option: the option that names the drafters that this one is made of (``ensemble:ngram+suffix``).
+        merges: whether its proposals are its members' merged ones; the configured shape and proposal then are theirs.
+        adds_rows: whether proposals bring a segment of their own; such a drafter cannot be a member.
         hidden: names of target hidden states that ``observe`` needs.
+        default_shape: the shape used when none is asked for.
         summary, source: one line and a citation for ``outrider methods``.
     """
 
@@ -119,17 +202,24 @@ class Drafter(ABC):
     positional: ClassVar[str | None] = None
     samples: ClassVar[bool] = False
     needs_draft_model: ClassVar[bool] = False
-    hidden: ClassVar[tuple[str | int, ...]] = ()
+    speaks_target_tokens: ClassVar[bool] = True
+    members_option: ClassVar[str | None] = None
+    merges: ClassVar[bool] = False
+    adds_rows: ClassVar[bool] = False
+    hidden: tuple[str | int, ...] = ()
+    default_shape: ClassVar[str] = "chain:8"
     summary: ClassVar[str]
     source: ClassVar[str]
 
-    def __init__(
-        self, options: DraftOptions, shape: Shape, target: LanguageModel, draft_model: LanguageModel | None = None
-    ) -> None:
+    def __init__(self, options: DraftOptions, shape: Shape, parts: DraftParts) -> None:
         self.options = options
         self.shape = shape
-        self.target = target
-        self.draft_model = draft_model
+        self.parts = parts
+
+    @property
+    def tree_size(self) -> int:
+        """Guesses that one proposal holds at most."""
+        return self.shape.size
 
     @abstractmethod
     def new_session(self) -> DraftSession:

@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftOptions, DraftSession, Observation, Proposal
+from outrider.drafters.base import Drafter, DraftOptions, DraftParts, GrowingSession
 from outrider.drafters.model_source import ModelSource
 from outrider.errors import InvalidOptionError
-from outrider.models.base import LanguageModel
+from outrider.models.base import blocks_after
 from outrider.trees.shapes.base import GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
 
@@ -31,18 +31,16 @@ class LayerSkip(Drafter):
     Options: ClassVar[type[DraftOptions]] = LayerSkipOptions
     positional: ClassVar[str | None] = "layers"
     samples = True
+    default_shape = "chain:3"
     summary = "the target's own first layers and head"
     source = "LayerSkip (Elhoushi et al. 2024)"
 
-    def __init__(
-        self, options: DraftOptions, shape: Shape, target: LanguageModel, draft_model: LanguageModel | None = None
-    ) -> None:
-        super().__init__(options, shape, target, draft_model)
-        if not isinstance(options, LayerSkipOptions):
-            raise TypeError(f"layer_skip takes LayerSkipOptions, got {type(options).__name__}")
-        if not target.supports_exit:
+    def __init__(self, options: LayerSkipOptions, shape: Shape, parts: DraftParts) -> None:
+        super().__init__(options, shape, parts)
+        target = parts.target
+        if not target.supports_skip:
             raise InvalidOptionError(
-                f"layer_skip cannot draft with {target.name}: this model cannot stop after a chosen layer; "
+                f"layer_skip cannot draft with {target.name}: this model cannot leave layers out; "
                 "use --drafter ngram or small_model"
             )
         self.layers = options.layers or max(1, target.num_layers * 2 // 3)
@@ -55,32 +53,17 @@ class LayerSkip(Drafter):
         return LayerSkipSession(self)
 
 
-class LayerSkipSession(DraftSession):
+class LayerSkipSession(GrowingSession):
     """Only the text is kept between steps; all entries live in the target's cache."""
 
     def __init__(self, drafter: LayerSkip) -> None:
-        self.drafter = drafter
+        super().__init__(drafter.shape)
+        self.skip = blocks_after(drafter.layers, drafter.parts.target.num_layers)
 
-    def begin(self, context: DraftContext) -> None:
-        self._context = context
-        self.tokens = list(context.prompt)
-
-    def propose(self, budget: DraftBudget) -> Proposal:
-        context = self._context
-        if budget.max_depth < 1 or budget.max_nodes < 1:
-            return Proposal(TokenTree(self.tokens[-1]))
-        output = self.tokens[len(context.prompt) :]
-        limits = GrowLimits(budget.max_nodes, budget.max_depth, len(output), context.random)
+    def grow(self, limits: GrowLimits) -> TokenTree:
+        context = self.context
         with context.target_cache.speculation():
             source = ModelSource(
-                "layer_skip",
-                context.target,
-                context.target_cache,
-                context.pipeline,
-                output,
-                exit_layer=self.drafter.layers,
+                "layer_skip", context.target, context.target_cache, context.pipeline, self.output, skip=self.skip
             )
-            return Proposal(self.drafter.shape.grow(self.tokens[-1], source, limits))
-
-    def observe(self, observation: Observation) -> None:
-        self.tokens.extend(observation.committed)
+            return self.shape.grow(self.tokens[-1], source, limits)

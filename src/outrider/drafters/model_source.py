@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.models.base import LanguageModel, Segment, SequenceCache
+from outrider.models.base import FULL, LanguageModel, Segment, SequenceCache, Sublayers
 from outrider.sampling.transform import LogitsPipeline
 from outrider.trees.shapes.base import Candidates
 from outrider.trees.token_tree import TokenTree
@@ -29,7 +29,7 @@ class ModelSource:
         output: output tokens committed so far, root included.
         root_rows: logits [1, vocabulary] of the root when it is in the cache already, else ``None``: the root is then
             forwarded as the first scratch row.
-        exit_layer: draft with the model's first blocks only.
+        skip: sublayers of the model that drafting leaves out.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ModelSource:
         pipeline: LogitsPipeline,
         output: Sequence[int],
         root_rows: Tensor | None = None,
-        exit_layer: int | None = None,
+        skip: Sublayers = FULL,
     ) -> None:
         self.name = name
         self.model = model
@@ -49,7 +49,7 @@ class ModelSource:
         self.output = list(output)
         self.slots: dict[int, int] = {}  # node -> its scratch slot
         self._root_rows = root_rows
-        self._exit_layer = exit_layer
+        self._skip = skip
         self._visible: NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)  # ancestors of each forwarded slot
         self._first_position = cache.length - (0 if root_rows is None else 1)
 
@@ -84,4 +84,4 @@ class ModelSource:
         self.slots.update(zip(nodes, new.tolist(), strict=True))
         positions = [self._first_position + tree.depths[node] for node in nodes]
         segment = Segment(self.cache, [tree.tokens[n] for n in nodes], positions, visible[before:])
-        return self.model.forward([segment], exit_layer=self._exit_layer)[0].logits
+        return self.model.forward([segment], skip=self._skip)[0].logits

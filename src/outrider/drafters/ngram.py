@@ -17,8 +17,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftOptions, DraftSession, Observation, Proposal
-from outrider.models.base import LanguageModel
+from outrider.drafters.base import DraftContext, Drafter, DraftOptions, DraftParts, GrowingSession, Observation
 from outrider.trees.shapes.base import Candidates, GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
 
@@ -51,48 +50,34 @@ class NGram(Drafter):
     summary = "prompt lookup: what followed the same tokens earlier in prompt and output"
     source = "Prompt lookup decoding, Saxena 2023; Yang et al. 2023, arXiv:2304.04487"
 
-    def __init__(
-        self, options: NGramOptions, shape: Shape, target: LanguageModel, draft_model: LanguageModel | None = None
-    ) -> None:
-        super().__init__(options, shape, target, draft_model)
+    def __init__(self, options: NGramOptions, shape: Shape, parts: DraftParts) -> None:
+        super().__init__(options, shape, parts)
         self.lookup = options
 
     def new_session(self) -> _NGramSession:
         return _NGramSession(self.shape, self.lookup)
 
 
-class _NGramSession(DraftSession):
+class _NGramSession(GrowingSession):
     def __init__(self, shape: Shape, options: NGramOptions) -> None:
-        self._shape = shape
+        super().__init__(shape)
         self._branches = options.branches
         self._index = NGramIndex(options.min_match, options.max_match)
-        self._context: DraftContext | None = None
-        self._kept = 0
 
     def begin(self, context: DraftContext) -> None:
-        prompt = list(context.prompt)
+        super().begin(context)
         text = self._index.text
-        if prompt[: len(text)] != text:
+        if self.tokens[: len(text)] != text:
             self._index.clear()
-        self._index.extend(prompt[len(self._index.text) :])
-        self._context = context
-        self._kept = 0
+        self._index.extend(self.tokens[len(self._index.text) :])
 
-    def propose(self, budget: DraftBudget) -> Proposal:
-        if self._context is None:
-            raise ValueError("propose before begin")
-        if budget.max_nodes < 1 or budget.max_depth < 1:
-            return Proposal(TokenTree(self._index.text[-1]))
+    def grow(self, limits: GrowLimits) -> TokenTree:
         source = _ContinuationSource(self._index.text, self._index.occurrences(), self._branches)
-        limits = GrowLimits(budget.max_nodes, budget.max_depth, self._kept, self._context.random)
-        return Proposal(self._shape.grow(self._index.text[-1], source, limits))
+        return self.shape.grow(self.tokens[-1], source, limits)
 
     def observe(self, observation: Observation) -> None:
+        super().observe(observation)
         self._index.extend(observation.committed)
-        self._kept += len(observation.committed)
-
-    def end(self) -> None:
-        self._context = None
 
 
 class NGramIndex:

@@ -9,8 +9,13 @@ from outrider.trees.token_tree import TokenTree
 class NoDrafter(Drafter):
     """Proposes nothing; the target decodes one token per pass."""
 
+    default_shape = "chain:1"
     summary = "no guesses: plain decoding"
     source = "baseline"
+
+    @property
+    def tree_size(self) -> int:
+        return 0
 
     def new_session(self) -> _NoSession:
         return _NoSession()

@@ -15,9 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftOptions, DraftSession, Observation, Proposal
+from outrider.drafters.base import DraftContext, Drafter, DraftOptions, DraftParts, GrowingSession
 from outrider.drafters.model_source import ModelSource
-from outrider.models.base import LanguageModel
 from outrider.sampling.draw import Role
 from outrider.trees.shapes.base import Candidates, GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
@@ -40,41 +39,23 @@ class Replay(Drafter):
     summary = "the target's own best tokens at a chosen rate (an oracle for tests and benchmarks, not a speed-up)"
     source = "test instrument"
 
-    def __init__(
-        self, options: ReplayOptions, shape: Shape, target: LanguageModel, draft_model: LanguageModel | None = None
-    ) -> None:
-        super().__init__(options, shape, target, draft_model)
+    def __init__(self, options: ReplayOptions, shape: Shape, parts: DraftParts) -> None:
+        super().__init__(options, shape, parts)
         self.rate = options.rate
 
     def new_session(self) -> _ReplaySession:
         return _ReplaySession(self.shape, self.rate)
 
 
-class _ReplaySession(DraftSession):
+class _ReplaySession(GrowingSession):
     def __init__(self, shape: Shape, rate: float) -> None:
-        self._shape = shape
+        super().__init__(shape)
         self._rate = rate
-        self._context: DraftContext | None = None
-        self._output: list[int] = []
 
-    def begin(self, context: DraftContext) -> None:
-        self._context = context
-        self._output = []
-
-    def propose(self, budget: DraftBudget) -> Proposal:
-        if self._context is None:
-            raise ValueError("propose before begin")
-        root = self._output[-1] if self._output else self._context.prompt[-1]
-        limits = GrowLimits(budget.max_nodes, budget.max_depth, len(self._output), self._context.random)
-        source = _TargetSource(self._context, self._output, self._rate)
-        with self._context.target_cache.speculation():
-            return Proposal(self._shape.grow(root, source, limits))
-
-    def observe(self, observation: Observation) -> None:
-        self._output.extend(observation.committed)
-
-    def end(self) -> None:
-        self._context = None
+    def grow(self, limits: GrowLimits) -> TokenTree:
+        source = _TargetSource(self.context, self.output, self._rate)
+        with self.context.target_cache.speculation():
+            return self.shape.grow(self.tokens[-1], source, limits)
 
 
 class _TargetSource:

@@ -7,7 +7,9 @@ nodes are kept and all others forgotten, so the cache equals a fresh prefill of 
 
 from __future__ import annotations
 
-from outrider.drafters.base import DraftBudget, DraftContext, Drafter, DraftSession, Observation, Proposal
+from dataclasses import replace
+
+from outrider.drafters.base import DraftContext, Drafter, GrowingSession, Observation
 from outrider.drafters.model_source import ModelSource
 from outrider.models.base import LanguageModel, Segment
 from outrider.trees.shapes.base import GrowLimits, Shape
@@ -21,24 +23,23 @@ class SmallModel(Drafter):
 
     samples = True
     needs_draft_model = True
+    default_shape = "chain:5"
     summary = "a smaller model with the same tokenizer"
     source = "Leviathan et al. 2023; SpecInfer (Miao et al. 2024)"
 
     def new_session(self) -> SmallModelSession:
-        if self.draft_model is None:
+        if self.parts.draft_model is None:
             raise ValueError("small_model was built without a draft model")
-        return SmallModelSession(self.draft_model, self.shape)
+        return SmallModelSession(self.parts.draft_model, self.shape)
 
 
-class SmallModelSession(DraftSession):
+class SmallModelSession(GrowingSession):
     """Draft cache and text of one sequence; ``tokens[:cache.length]`` is what the cache covers."""
 
     def __init__(self, model: LanguageModel, shape: Shape) -> None:
+        super().__init__(shape)
         self.model = model
-        self.shape = shape
         self.cache = model.new_cache()
-        self.tokens: list[int] = []
-        self._tree: TokenTree | None = None
         self._source: ModelSource | None = None
 
     def begin(self, context: DraftContext) -> None:
@@ -51,15 +52,12 @@ class SmallModelSession(DraftSession):
             self.cache.truncate(shared)
         else:
             self.cache = self.model.new_cache()
-        self.tokens = list(context.prompt)
-        self._context = context
+        super().begin(context)
 
-    def propose(self, budget: DraftBudget) -> Proposal:
-        context = self._context
-        depth = min(budget.max_depth, self.model.context_length - len(self.tokens))
-        if depth < 1 or budget.max_nodes < 1:
-            return Proposal(TokenTree(self.tokens[-1]))
-        output = self.tokens[len(context.prompt) :]
+    def grow(self, limits: GrowLimits) -> TokenTree:
+        depth = min(limits.max_depth, self.model.context_length - len(self.tokens))
+        if depth < 1:
+            return TokenTree(self.tokens[-1])
         # The pending committed tokens, root last, become part of the prefix before any guess is evaluated.
         pending = self.tokens[self.cache.length :]
         for start in range(0, len(pending), _PREFILL_ROWS):
@@ -67,21 +65,19 @@ class SmallModelSession(DraftSession):
             chunk = [min(token, self.model.vocab_size - 1) for token in pending[start : start + _PREFILL_ROWS]]
             root_rows = self.model.forward([Segment(self.cache, chunk, logit_rows=[len(chunk) - 1])])[0].logits
             self.cache.commit(range(len(chunk)))
-        source = ModelSource("small_model", self.model, self.cache, context.pipeline, output, root_rows)
-        limits = GrowLimits(budget.max_nodes, depth, len(output), context.random)
-        self._tree, self._source = self.shape.grow(self.tokens[-1], source, limits), source
-        return Proposal(self._tree)
+        self._source = ModelSource("small_model", self.model, self.cache, self.context.pipeline, self.output, root_rows)
+        return self.shape.grow(self.tokens[-1], self._source, replace(limits, max_depth=depth))
 
     def observe(self, observation: Observation) -> None:
-        if self._tree is not None and self._source is not None:
+        if self.tree is not None and self._source is not None:
             # The last committed token is the next root: it stays pending even when it was forwarded as a guess, so
             # that its logits are computed on the committed text.
-            path = self._tree.walk(observation.committed[:-1])
-            seen = [self._source.slots[node] for node in path if node in self._source.slots]
-            self.cache.commit(seen)
-        self._tree = self._source = None
-        self.tokens.extend(observation.committed)
+            path = self.tree.walk(observation.committed[:-1])
+            self.cache.commit([self._source.slots[node] for node in path if node in self._source.slots])
+        self._source = None
+        super().observe(observation)
 
     def end(self) -> None:
+        super().end()
         self.cache.rollback()
-        self._tree = self._source = None
+        self._source = None

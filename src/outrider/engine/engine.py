@@ -17,46 +17,23 @@ from pydantic import ValidationError
 
 from outrider.config import EngineConfig
 from outrider.drafters.base import DraftContext, Drafter, DraftSession
-from outrider.engine.build import Lane, build_lane, check_draft_vocabulary, plan_parts
+from outrider.engine.build import Lane, build_lane, draft_models_needed, plan_parts
 from outrider.engine.loading import LoadedModel, Progress, load_model
-from outrider.engine.spec import parse_part
-from outrider.engine.stats import Stats, fold
+from outrider.engine.result import Event, Result
+from outrider.engine.stats import fold
 from outrider.engine.text_stream import TextStream
 from outrider.errors import ContextLengthError, InvalidOptionError, UsageError
 from outrider.models.base import SequenceCache
 from outrider.sampling.draw import SeededStream
 from outrider.sampling.params import SamplingParams, usage_error
 from outrider.sampling.transform import LogitsPipeline
-from outrider.schedules.sequence import RunningSequence, TokenLogprob
+from outrider.schedules.sequence import RunningSequence
 from outrider.schedules.stopping import StopRules
 from outrider.text.stop import StopStrings
 from outrider.text.tokenizer import Tokenizer
 from outrider.types import FinishReason, Regime, StepRecord
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A finished request. ``tokens`` include a final stop token; ``text`` excludes it and any stop string."""
-
-    prompt_tokens: int
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    records: tuple[StepRecord, ...]
-    stats: Stats
-    logprobs: tuple[TokenLogprob, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One step of a stream: newly printable text, its tokens, what the step did; ``result`` on the last event only."""
-
-    text: str
-    tokens: tuple[int, ...]
-    record: StepRecord | None
-    result: Result | None = None
 
 
 class Session:
@@ -85,14 +62,12 @@ class _Active:
 class Engine:
     """A loaded target with a drafter, a shape, a verifier and a schedule. Build with ``outrider.load``."""
 
-    def __init__(self, config: EngineConfig, target: LoadedModel, draft: LoadedModel | None = None) -> None:
+    def __init__(self, config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel] = ()) -> None:
         self.config = config
         self._target = target
-        self._draft = draft
+        self._drafts = tuple(drafts)
         self.model = target.model
         self.tokenizer: Tokenizer = target.tokenizer
-        if draft is not None:
-            check_draft_vocabulary(target, draft)
         self._refusals: dict[Regime, UsageError] = {}
         self._lanes: dict[Regime, Lane] = {}
         for regime in Regime:
@@ -101,7 +76,7 @@ class Engine:
             except UsageError as error:
                 self._refusals[regime] = error
                 continue
-            self._lanes[regime] = build_lane(config, plan, target.model, draft.model if draft else None)
+            self._lanes[regime] = build_lane(config, plan, target, self._drafts)
         if not self._lanes:
             raise self._refusals[Regime.GREEDY]
 
@@ -190,7 +165,15 @@ class Engine:
     def plain(self) -> Engine:
         """The same loaded target without speculation, for comparison."""
         config = self.config.model_copy(
-            update={"drafter": "none", "shape": None, "verifier": None, "proposal": None, "draft_model": None}
+            update={
+                "drafter": "none",
+                "shape": None,
+                "verifier": None,
+                "proposal": None,
+                "draft_model": None,
+                "max_nodes": None,
+                "lossy": False,
+            }
         )
         return Engine(config, self._target)
 
@@ -198,22 +181,22 @@ class Engine:
         """The same loaded models with other parts.
 
         Args:
-            parts: any of ``drafter``, ``shape``, ``verifier``, ``proposal``, ``adaptive``, ``max_nodes``.
+            parts: any of ``drafter``, ``shape``, ``verifier``, ``proposal``, ``adaptive``, ``max_nodes``, ``lossy``.
 
         Raises:
             UsageError: as ``load``.
         """
-        allowed = {"drafter", "shape", "verifier", "proposal", "adaptive", "max_nodes"}
+        allowed = {"drafter", "shape", "verifier", "proposal", "adaptive", "max_nodes", "lossy"}
         if unknown := set(parts) - allowed:
             raise InvalidOptionError(f"with_parts cannot change {', '.join(sorted(unknown))}; load a new engine")
         try:
             config = EngineConfig.model_validate(self.config.model_dump() | parts)
         except ValidationError as error:
             raise usage_error(error) from None
-        # The draft model stays loaded, and is named only to drafters that take one.
-        takes_draft = parse_part("drafter", config.drafter).cls.needs_draft_model
-        name = self._draft.name if self._draft is not None and takes_draft else None
-        return Engine(config.model_copy(update={"draft_model": name}), self._target, self._draft)
+        # Draft models stay loaded, and are named only to drafters that take them.
+        needed = draft_models_needed(config)
+        names = ",".join(draft.name for draft in self._drafts[:needed]) or None
+        return Engine(config.model_copy(update={"draft_model": names}), self._target, self._drafts)
 
     def pipeline(self, params: SamplingParams, prompt: Sequence[int]) -> LogitsPipeline:
         """What turns this model's logits into a request's distributions."""
@@ -224,7 +207,10 @@ class Engine:
     def describe(self) -> dict[str, str]:
         """What runs, for people."""
         lane = next(iter(self._lanes.values()))
-        verifiers = {regime.value: lane.plan.verifier.name for regime, lane in self._lanes.items()}
+        verifiers = {
+            regime.value: lane.plan.verifier.name + (" LOSSY" if lane.verifier.lossy else "")
+            for regime, lane in self._lanes.items()
+        }
         return {
             "model": self._target.name,
             "dtype": str(self._target.dtype).removeprefix("torch."),
@@ -252,6 +238,7 @@ class Engine:
         stops = StopStrings(self.tokenizer, params.stop) if params.stop else None
         limit = FinishReason.LENGTH if params.max_tokens <= room else FinishReason.CONTEXT
         rules = StopRules(frozenset(pipeline.stop_ids), params.min_tokens, min(params.max_tokens, room), limit, stops)
+        lane.verifier.admit(params, pipeline.vocab_size)
         cache = self._reusable_cache(session, tokens)
         draft_session = session.drafts.pop(lane.drafter, None) or lane.drafter.new_session()
         random = SeededStream(params.seed)
@@ -308,6 +295,7 @@ class Engine:
             records=tuple(sequence.records),
             stats=fold(sequence.records, len(sequence.prompt)),
             logprobs=tuple(sequence.logprobs) if sequence.pipeline.params.logprobs is not None else None,
+            lossy=sequence.verifier.lossy,
         )
 
     @staticmethod
@@ -382,10 +370,10 @@ def load(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     target = load_model(config.model, config, progress)
-    draft = None if config.draft_model is None else load_model(config.draft_model, config, progress)
-    return Engine(config, target, draft)
+    return Engine(config, target, [load_model(name, config, progress) for name in config.draft_models])
 
 
 def _spec_text(lane: Lane) -> str:
-    options = lane.plan.shape.options.model_dump()
-    return lane.plan.shape.name + (":" + ",".join(f"{k}={v}" for k, v in options.items()) if options else "")
+    shape = lane.plan.draft.shape
+    options = shape.options.model_dump()
+    return shape.name + (":" + ",".join(f"{k}={v}" for k, v in options.items()) if options else "")

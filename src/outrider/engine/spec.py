@@ -1,4 +1,8 @@
-"""``name:option=value,option=value`` -> a registered class and its checked options."""
+"""``name:option=value,option=value`` -> a registered class and its checked options.
+
+Parts that are made of others name them between plus signs, in brackets where a member has commas or equals signs of its
+own; a member's shape follows an at sign: ``ensemble:(ngram:max_match=3@chain:6)+small_model@widths:2,2``.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +52,9 @@ def _option_values(axis: str, name: str, cls: Any, rest: str) -> dict[str, str]:
     positional = getattr(cls, "positional", None)
     values: dict[str, str] = {}
     leading: list[str] = []
-    for item in filter(None, (piece.strip() for piece in rest.split(","))):
+    for item in filter(None, split_outside_brackets(rest, ",")):
         key, equals, value = item.partition("=")
-        if equals:
+        if equals and key.strip().isidentifier():
             values[key.strip()] = value.strip()
         elif values:
             raise InvalidOptionError(f"{axis} '{name}': '{item}' must come before the named options")
@@ -61,3 +65,39 @@ def _option_values(axis: str, name: str, cls: Any, rest: str) -> dict[str, str]:
     if leading and positional is not None:
         values[positional] = ",".join(leading)
     return values
+
+
+def parse_member(text: str) -> tuple[PartSpec, PartSpec | None]:
+    """``drafter`` or ``drafter@shape`` of a part that is made of drafters.
+
+    Raises:
+        UnknownNameError, InvalidOptionError: as ``parse_part``.
+    """
+    text = text.strip()
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    pieces = split_outside_brackets(text, "@")
+    if not 1 <= len(pieces) <= 2 or not all(pieces):
+        raise InvalidOptionError(f"'{text}' is not of the form DRAFTER or DRAFTER@SHAPE")
+    shape = parse_part("shape", pieces[1]) if len(pieces) == 2 else None
+    return parse_part("drafter", pieces[0]), shape
+
+
+def split_outside_brackets(text: str, separator: str) -> list[str]:
+    """``text`` cut at every ``separator`` that is in no bracket, pieces stripped.
+
+    Raises:
+        InvalidOptionError: when a bracket has no partner.
+    """
+    pieces, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            break
+        if letter == separator and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    if depth != 0:
+        raise InvalidOptionError(f"'{text}' has a bracket without its partner")
+    return [piece.strip() for piece in pieces]

@@ -24,6 +24,13 @@ FINAL_HIDDEN = "final"
 """Name of the hidden state after the final norm; an integer names the input of that block."""
 
 
+Sublayers = frozenset[int]
+"""Sublayers of a model: ``2 * block`` is a block's attention, ``2 * block + 1`` its MLP."""
+
+FULL: Sublayers = frozenset()
+"""Nothing skipped."""
+
+
 class SequenceCache(ABC):
     """One sequence's key/value entries: ``length`` committed ones, then ``scratch`` speculative ones.
 
@@ -136,24 +143,29 @@ class LanguageModel(ABC):
 
     @abstractmethod
     def forward(
-        self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), exit_layer: int | None = None
+        self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), skip: Sublayers = FULL
     ) -> list[SegmentOutput]:
         """Evaluate all segments' rows in one pass and write their entries to the scratch slots.
 
         Args:
             segments: one per sequence; caches must differ.
             hidden: hidden states to return: ``"final"`` (after the final norm) or the index of a block (its input).
-            exit_layer: run only the first ``exit_layer`` blocks, then the final norm and the head (self-speculation).
-                Entries of the later blocks are left undefined: such rows must be rolled back, never committed.
+            skip: sublayers left out (self-speculation). Entries of skipped attention are left undefined, those of the
+                others are not what the whole model would write: such rows must be rolled back, never committed.
 
         Returns:
             One output per segment, in order.
         """
 
     @property
-    def supports_exit(self) -> bool:
-        """Whether ``exit_layer`` is honoured."""
+    def supports_skip(self) -> bool:
+        """Whether ``skip`` is honoured."""
         return False
+
+
+def blocks_after(layer: int, num_layers: int) -> Sublayers:
+    """What an early exit after ``layer`` blocks skips: every sublayer of the later ones."""
+    return frozenset(range(2 * layer, 2 * num_layers))
 
 
 def tree_segment(cache: SequenceCache, tree: TokenTree, logit_rows: Sequence[int] | None = None) -> Segment:

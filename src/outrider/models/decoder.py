@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.attention import attention_bias
-from outrider.models.base import FINAL_HIDDEN, LanguageModel, Segment, SegmentOutput
+from outrider.models.base import FINAL_HIDDEN, FULL, LanguageModel, Segment, SegmentOutput, Sublayers
 from outrider.models.cache import KVCache
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import DecoderConfig
@@ -83,7 +83,7 @@ class Decoder(LanguageModel):
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=plan.dtype).item()
 
     @property
-    def supports_exit(self) -> bool:
+    def supports_skip(self) -> bool:
         return True
 
     def new_cache(self) -> KVCache:
@@ -91,22 +91,25 @@ class Decoder(LanguageModel):
 
     @torch.inference_mode()
     def forward(
-        self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), exit_layer: int | None = None
+        self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), skip: Sublayers = FULL
     ) -> list[SegmentOutput]:
-        check_request(segments, hidden, self.num_layers, exit_layer)
+        check_request(segments, hidden, self.num_layers, skip)
         rows, turns, tokens = self._prepare(segments)
         x = F.embedding(tokens, self.embedding)
         if self._embedding_scale != 1.0:
             x = x * self._embedding_scale
         kept: dict[str | int, Tensor] = {}
         delta: Tensor | None = None  # the last sub-block's output, added to x together with the next norm
-        for index, block in enumerate(self.blocks[:exit_layer]):
-            x, normed = self.operations.add_norm(x, delta, block.input_norm)
+        for index, block in enumerate(self.blocks):
             if index in hidden:
+                x, delta = x if delta is None else x + delta, None
                 kept[index] = x
-            delta = self._attention(block, index, normed, rows, turns[block.is_sliding])
-            x, normed = self.operations.add_norm(x, delta, block.mlp_norm)
-            delta = self._mlp(block, normed)
+            if 2 * index not in skip:
+                x, normed = self.operations.add_norm(x, delta, block.input_norm)
+                delta = self._attention(block, index, normed, rows, turns[block.is_sliding])
+            if 2 * index + 1 not in skip:
+                x, normed = self.operations.add_norm(x, delta, block.mlp_norm)
+                delta = self._mlp(block, normed)
         x = x if delta is None else x + delta
         for part in rows:
             part.cache.add_scratch(part.positions)

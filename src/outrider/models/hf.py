@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outrider.errors import ContextLengthError, ModelFileError, UnsupportedModelError
-from outrider.models.base import FINAL_HIDDEN, LanguageModel, Segment, SegmentOutput
+from outrider.models.base import FINAL_HIDDEN, FULL, LanguageModel, Segment, SegmentOutput, Sublayers
 from outrider.models.hf_cache import TransformersCache
 from outrider.models.hf_support import attention_layout, check_config, context_length, self_check
 from outrider.models.request import check_request
@@ -99,16 +99,16 @@ class TransformersModel(LanguageModel):
 
     @torch.inference_mode()
     def forward(
-        self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), exit_layer: int | None = None
+        self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), skip: Sublayers = FULL
     ) -> list[SegmentOutput]:
         """See ``LanguageModel.forward``; segments are evaluated one after the other.
 
         Raises:
-            ValueError: for ``exit_layer``, an unknown hidden state, a wrong mask shape or a cache given twice.
+            ValueError: for ``skip``, an unknown hidden state, a wrong mask shape or a cache given twice.
             ContextLengthError: for a position beyond the model's context.
         """
-        if exit_layer is not None:
-            raise ValueError(f"{self.name} runs through transformers, which cannot stop after {exit_layer} blocks")
+        if skip:
+            raise ValueError(f"{self.name} runs through transformers, which cannot skip sublayers")
         check_request(segments, hidden, self.num_layers)
         return [self._evaluate(segment, hidden) for segment in segments]
 

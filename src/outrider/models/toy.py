@@ -3,7 +3,7 @@
 The logits of a row are a pseudo-random function (BLAKE2b, then PCG64) of the tokens that the row can see, ordered by
 position. So any wrong mask, position, commit or rollback changes the output, and most raise ``ValueError`` at once:
 a row at position p must see exactly one entry at each of the positions 0 ... p, and only entries that were computed
-under the same prefix can be committed. Early exits give a distorted distribution (self-speculation is imperfect).
+under the same prefix can be committed. Skipped sublayers give a distorted distribution (self-speculation is imperfect).
 Knows nothing of text: there is no tokenizer.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import InvalidOptionError
-from outrider.models.base import FINAL_HIDDEN, LanguageModel, Segment, SegmentOutput
+from outrider.models.base import FINAL_HIDDEN, FULL, LanguageModel, Segment, SegmentOutput, Sublayers
 from outrider.models.request import check_request
 from outrider.models.toy_cache import IntArray, ToyCache, digest
 
@@ -93,32 +93,31 @@ class ToyModel(LanguageModel):
         return model
 
     @property
-    def supports_exit(self) -> bool:
+    def supports_skip(self) -> bool:
         return True
 
     def new_cache(self) -> ToyCache:
-        return ToyCache(self.num_layers, self.window)
+        return ToyCache(self.window)
 
     def logits_after(self, tokens: Sequence[int]) -> Tensor:
         """Logits, float64 [vocab_size], of a row that ends the plain text ``tokens``: the slow, obvious reference."""
         view = np.asarray(tokens, dtype=np.int64)
-        return self._logits(view if self.window is None else view[-self.window :], self.num_layers).clone()
+        return self._logits(view if self.window is None else view[-self.window :]).clone()
 
     def forward(
-        self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), exit_layer: int | None = None
+        self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), skip: Sublayers = FULL
     ) -> list[SegmentOutput]:
         """See ``LanguageModel.forward``; logits and hidden states are float64.
 
         Raises:
             ValueError: for a row that does not see exactly its prefix, a token or position out of range, a cache given
-                twice, or an unknown hidden state or exit.
+                twice, or an unknown hidden state or sublayer.
             TypeError: for a cache of another kind of model.
         """
-        check_request(segments, hidden, self.num_layers, exit_layer)
-        layers = self.num_layers if exit_layer is None else exit_layer
-        return [self._evaluate(segment, hidden, layers) for segment in segments]
+        check_request(segments, hidden, self.num_layers, skip)
+        return [self._evaluate(segment, hidden, skip) for segment in segments]
 
-    def _evaluate(self, segment: Segment, hidden: Sequence[str | int], layers: int) -> SegmentOutput:
+    def _evaluate(self, segment: Segment, hidden: Sequence[str | int], skip: Sublayers) -> SegmentOutput:
         cache = segment.cache
         if not isinstance(cache, ToyCache):
             raise TypeError(f"a toy model cannot write to a {type(cache).__name__}")
@@ -128,17 +127,17 @@ class ToyModel(LanguageModel):
                 raise ValueError(f"token {token} is not in the vocabulary of {self.vocab_size}")
             if position >= self.context_length:
                 raise ValueError(f"position {position} is beyond the context of {self.context_length}")
-        views = cache.write(segment.tokens, positions, segment.mask, layers)
+        views = cache.write(segment.tokens, positions, segment.mask, skip)
         wanted = range(len(views)) if segment.logit_rows is None else segment.logit_rows
-        logits = _stack([self._logits(views[row], layers) for row in wanted], self.vocab_size)
-        states = {name: _stack([self._hidden(v, name, layers) for v in views], self.hidden_size) for name in hidden}
+        logits = _stack([self._logits(views[row], skip) for row in wanted], self.vocab_size)
+        states = {name: _stack([self._hidden(v, name, skip) for v in views], self.hidden_size) for name in hidden}
         return SegmentOutput(logits, states)
 
-    def _logits(self, view: IntArray, layers: int) -> Tensor:
+    def _logits(self, view: IntArray, skip: Sublayers = FULL) -> Tensor:
         if self.order is not None:
             view = view[max(0, len(view) - self.order) :]
-        # An exit after e of n blocks mixes in (n - e) / n of an unrelated table.
-        noise = 1.0 - (1.0 - self.noise) * layers / self.num_layers
+        # Skipping k of n sublayers mixes in k / n of an unrelated table.
+        noise = 1.0 - (1.0 - self.noise) * (1.0 - len(skip) / (2 * self.num_layers))
         key = (digest(view), noise)
         logits = self._memo.get(key)
         if logits is None:
@@ -157,10 +156,10 @@ class ToyModel(LanguageModel):
         other = self.sharpness * _values(b"noise%d" % self.seed + key, self.vocab_size)
         return torch.log((1 - noise) * torch.softmax(logits, -1) + noise * torch.softmax(other, -1))
 
-    def _hidden(self, view: IntArray, name: str | int, layers: int) -> Tensor:
+    def _hidden(self, view: IntArray, name: str | int, skip: Sublayers) -> Tensor:
         # The input of block 0 is the embedding: it depends on the token alone.
         seen = view[-1:] if name == 0 else view
-        depth = layers if name == FINAL_HIDDEN else 0
+        depth = sorted(skip) if name == FINAL_HIDDEN else 0
         return _values(f"hidden {self.seed} {name} {depth} ".encode() + digest(seen), self.hidden_size)
 
 

@@ -1,7 +1,8 @@
 """The toy model's cache: it remembers which prefix every entry was computed under, and checks each use.
 
 A real cache holds keys and values and cannot tell a wrong branch from the right one. This one stores, for every scratch
-entry, a digest of what its row saw; committing an entry behind another prefix, or an entry of an early exit, raises.
+entry, a digest of what its row saw; committing an entry behind another prefix, or an entry of a pass that skipped
+sublayers, raises.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import CacheRollbackError
-from outrider.models.base import SequenceCache
+from outrider.models.base import FULL, SequenceCache, Sublayers
 
 IntArray = NDArray[np.int64]
 
@@ -23,18 +24,17 @@ IntArray = NDArray[np.int64]
 class _Entry:
     token: int
     position: int
-    layers: int  # blocks that were run; fewer than all after an early exit
+    skip: Sublayers  # sublayers that were left out
     seen: bytes  # digest of the tokens its row saw, itself included
 
 
 class ToyCache(SequenceCache):
     """Committed tokens, then scratch entries. With a ``window`` only its last ``window - 1`` entries are kept."""
 
-    def __init__(self, num_layers: int, window: int | None = None) -> None:
+    def __init__(self, window: int | None = None) -> None:
         self.length = 0
         self.scratch = 0
         self.window = window
-        self._num_layers = num_layers
         self._kept: IntArray = np.zeros(0, dtype=np.int64)
         self._entries: list[_Entry] = []
 
@@ -48,7 +48,7 @@ class ToyCache(SequenceCache):
         return int(self._kept.nbytes) + 8 * len(self._entries)
 
     def write(
-        self, tokens: Sequence[int], positions: Sequence[int], mask: NDArray[np.bool_] | None, layers: int
+        self, tokens: Sequence[int], positions: Sequence[int], mask: NDArray[np.bool_] | None, skip: Sublayers = FULL
     ) -> list[IntArray]:
         """Add scratch entries; returns for each row the tokens it sees, ordered by position, itself last.
 
@@ -63,15 +63,15 @@ class ToyCache(SequenceCache):
             mask = np.tri(len(tokens), before + len(tokens), before, dtype=np.bool_)
         if mask.shape != (len(tokens), before + len(tokens)):
             raise ValueError(f"mask of shape {mask.shape} for {len(tokens)} rows behind {before} scratch entries")
-        shallow = np.asarray([entry.layers < layers for entry in self._entries], dtype=np.bool_)
+        shallow = np.asarray([not entry.skip <= skip for entry in self._entries], dtype=np.bool_)
         views: list[IntArray] = []
         for row, position in enumerate(positions):
             slots = _slots_seen(mask[row], before + row, slot_positions, self.length, position)
             if shallow[slots[slots < before]].any():
-                raise ValueError(f"row {row} runs {layers} blocks but sees an entry of an earlier exit")
+                raise ValueError(f"row {row} runs sublayers that an entry it sees has skipped")
             views.append(self._windowed(np.concatenate([self._kept, slot_tokens[slots]])))
         for token, position, view in zip(tokens, positions, views, strict=True):
-            self._entries.append(_Entry(int(token), position, layers, digest(view)))
+            self._entries.append(_Entry(int(token), position, skip, digest(view)))
         self.scratch = before + len(tokens)
         return views
 
@@ -80,7 +80,7 @@ class ToyCache(SequenceCache):
 
         Raises:
             ValueError: for a slot that is not a scratch entry, is out of order, was computed under another prefix or
-                left the model early.
+                skipped sublayers.
         """
         for slot in slots:
             if not 0 <= slot < self.scratch:
@@ -88,8 +88,8 @@ class ToyCache(SequenceCache):
         entries = [self._entries[slot] for slot in slots]
         kept = np.concatenate([self._kept, np.asarray([entry.token for entry in entries], dtype=np.int64)])
         for index, entry in enumerate(entries):
-            if entry.layers < self._num_layers:
-                raise ValueError(f"slot {slots[index]} left after {entry.layers} blocks and cannot be committed")
+            if entry.skip:
+                raise ValueError(f"slot {slots[index]} skipped sublayers {sorted(entry.skip)} and cannot be committed")
             prefix = self._windowed(kept[: len(self._kept) + index + 1])
             if entry.position != self.length + index or entry.seen != digest(prefix):
                 raise ValueError(f"slot {slots[index]} was computed under another prefix than the committed one")

@@ -21,7 +21,21 @@ from torch import Tensor
 
 from outrider.types import RandomStream, Role
 
-__all__ = ["RandomStream", "Role", "SeededStream"]
+__all__ = ["OffsetStream", "RandomStream", "Role", "SeededStream"]
+
+
+class OffsetStream:
+    """Another stream's draws under counters of its own: two drafters of one step must not share a key."""
+
+    def __init__(self, stream: RandomStream, member: int) -> None:
+        self._stream = stream
+        self._offset = member * 2**40
+
+    def bernoulli(self, probability: float, position: int, role: Role, draw: int) -> bool:
+        return self._stream.bernoulli(probability, position, role, self._offset + draw)
+
+    def categorical(self, probabilities: Tensor, position: int, role: Role, draw: int) -> int:
+        return self._stream.categorical(probabilities, position, role, self._offset + draw)
 
 
 class SeededStream:

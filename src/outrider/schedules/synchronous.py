@@ -169,7 +169,7 @@ class Synchronous(Schedule):
         sequence.cache.commit(nodes)
         hidden = {name: state[nodes] for name, state in output.hidden.items()}
         extra = output.logits[len(proposal.tree) :]
-        sequence.session.observe(Observation(emitted, hidden, extra))
+        sequence.session.observe(Observation(emitted, hidden, extra, len(verdict.path)))
         return emitted, trimmed
 
     def _record(

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from pydantic import BaseModel
 from torch import Tensor
 
 from outrider.sampling.draw import RandomStream
+from outrider.sampling.params import SamplingParams
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind, Regime, Topology
 
@@ -39,16 +41,28 @@ class Verdict:
 class Verifier(ABC):
     """A rule that decides which guesses stay so that the output law is the target's.
 
+    A rule with options takes them, an instance of its ``Options``, as its constructor's only argument, with a default.
+
     Class attributes:
+        Options, positional: a pydantic model of the rule's options, and the one that ``name:VALUE`` fills.
         exact_for: the (proposal kind, topology, regime) triples for which the law is exactly the target's.
         lossy: true for rules that must be asked for explicitly.
         summary, source: one line and a citation for ``outrider methods``.
     """
 
+    Options: ClassVar[type[BaseModel] | None] = None
+    positional: ClassVar[str | None] = None
     exact_for: ClassVar[Exactness]
     lossy: ClassVar[bool] = False
     summary: ClassVar[str]
     source: ClassVar[str]
+
+    def admit(self, params: SamplingParams, vocab_size: int) -> None:  # noqa: B027 - most rules take every request
+        """Refuse a request that this rule cannot serve, before anything runs.
+
+        Raises:
+            InvalidOptionError: saying which parameter is in the way.
+        """
 
     @abstractmethod
     def verify(self, tree: TokenTree, target: TargetDistributions, random: RandomStream, position: int) -> Verdict:

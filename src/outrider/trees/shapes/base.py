@@ -103,6 +103,18 @@ class Shape(ABC):
         self.options = options
         self.proposal = proposal
 
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Guesses that a tree of this shape holds at most."""
+
+    def for_request(self) -> Shape:
+        """The shape that one request uses: itself, or a copy with state of its own where a shape learns."""
+        return self
+
+    def observe(self, drafted: int, accepted: int) -> None:  # noqa: B027 - most shapes learn nothing
+        """Learn how many guesses the last tree had and how many were accepted."""
+
     @abstractmethod
     def grow(self, root_token: int, source: ChildSource, limits: GrowLimits) -> TokenTree:
         """Grow a tree below ``root_token`` (the last committed token)."""

@@ -38,6 +38,10 @@ class Chain(Shape):
         self._length = options.length
         self._stop = options.stop
 
+    @property
+    def size(self) -> int:
+        return self._length
+
     def grow(self, root_token: int, source: ChildSource, limits: GrowLimits) -> TokenTree:
         tree = TokenTree(root_token, self.proposal)
         node = 0

@@ -6,6 +6,8 @@ One call to the draft source per level. Knows nothing of where the candidates co
 from __future__ import annotations
 
 import math
+from itertools import accumulate
+from operator import mul
 from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
@@ -56,6 +58,10 @@ class Widths(Shape):
     def __init__(self, options: WidthsOptions, proposal: ProposalKind = ProposalKind.DETERMINISTIC) -> None:
         super().__init__(options, proposal)
         self._widths = options.widths
+
+    @property
+    def size(self) -> int:
+        return sum(accumulate(self._widths, mul))
 
     def grow(self, root_token: int, source: ChildSource, limits: GrowLimits) -> TokenTree:
         tree = TokenTree(root_token, self.proposal)

@@ -13,10 +13,10 @@ from functools import partial
 
 import numpy as np
 import torch
-from enumeration import EnumeratingStream, outcomes
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.audit.enumeration import EnumeratingStream, outcomes
 from outrider.models.toy import ToyModel
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.transform import LogitsPipeline
