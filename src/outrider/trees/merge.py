@@ -1,4 +1,4 @@
-"""Union of two token trees by common prefix (SpecInfer, Miao et al. 2024, section 3: merge-based construction)."""
+"""Union of token trees by common prefix (SpecInfer, Miao et al. 2024, section 3: merge-based construction)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind
 
 
-def merge(first: TokenTree, second: TokenTree) -> TokenTree:
+def merge(first: TokenTree, second: TokenTree, kind: ProposalKind | None = None) -> TokenTree:
     """Every root-to-node path of either tree, with ``first``'s proposals tried before ``second``'s.
 
-    Two deterministic trees give a deterministic tree; anything else gives ``per_source``, in which every trial keeps
-    the distribution that it was drawn from, so that a token proposed by both is tried twice.
+    Args:
+        first, second: trees below the same root.
+        kind: what the merged tree is; ``None`` is deterministic when both are, else ``per_source``, in which every
+            trial keeps the distribution that it was drawn from, so that a token proposed by both is tried twice.
 
     Raises:
         ValueError: when the roots differ.
     """
     if first.tokens[0] != second.tokens[0]:
         raise ValueError(f"cannot merge trees with different roots: {first.tokens[0]} and {second.tokens[0]}")
-    both = {first.kind, second.kind}
-    kind = ProposalKind.DETERMINISTIC if both == {ProposalKind.DETERMINISTIC} else ProposalKind.PER_SOURCE
+    if kind is None:
+        both = {first.kind, second.kind}
+        kind = ProposalKind.DETERMINISTIC if both == {ProposalKind.DETERMINISTIC} else ProposalKind.PER_SOURCE
     merged = TokenTree(first.tokens[0], kind)
     for tree in (first, second):
         offset = len(merged.rows)

@@ -1,0 +1,106 @@
+"""Several drafters at once: their trees merged by common prefix (SpecInfer, Miao et al. 2024, section 3.2).
+
+Members may be of any kind. Where one of them draws its guesses, the merged proposal is ``per_source``: every guess
+stays a trial with the distribution of the member that drew it, also when two members guess the same token. Members draw
+under keys of their own, independently of each other. Knows no model, shape or verifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from outrider.drafters.base import (
+    DraftBudget,
+    DraftContext,
+    Drafter,
+    DraftOptions,
+    DraftParts,
+    DraftSession,
+    Observation,
+    Proposal,
+)
+from outrider.errors import InvalidOptionError
+from outrider.sampling.draw import OffsetStream
+from outrider.trees.merge import merge
+from outrider.trees.shapes.base import Shape
+from outrider.trees.token_tree import TokenTree
+from outrider.types import ProposalKind
+
+
+class EnsembleOptions(DraftOptions):
+    """Options of ``Ensemble``."""
+
+    members: Annotated[str, Field(description="drafters joined by plus signs, each with @SHAPE if wanted")] = (
+        "ngram+layer_skip"
+    )
+
+
+class Ensemble(Drafter):
+    """The union of its members' trees."""
+
+    Options: ClassVar[type[DraftOptions]] = EnsembleOptions
+    positional: ClassVar[str | None] = "members"
+    samples = True
+    members_option = "members"
+    merges = True
+    summary = "several drafters' trees merged, each guess with its own source's distribution"
+    source = "SpecInfer, Miao et al. 2024, arXiv:2305.09781"
+
+    def __init__(self, options: EnsembleOptions, shape: Shape, parts: DraftParts) -> None:
+        super().__init__(options, shape, parts)
+        self.members = parts.members
+        if len(self.members) < 2:
+            raise InvalidOptionError(
+                f"an ensemble needs two members or more, got '{options.members}': ensemble:ngram+layer_skip"
+            )
+        self.hidden = tuple({name: None for member in self.members for name in member.hidden})
+        is_fixed = all(member.shape.proposal is ProposalKind.DETERMINISTIC for member in self.members)
+        self.kind = ProposalKind.DETERMINISTIC if is_fixed else ProposalKind.PER_SOURCE
+
+    @property
+    def tree_size(self) -> int:
+        return sum(member.tree_size for member in self.members)
+
+    def new_session(self) -> EnsembleSession:
+        return EnsembleSession([member.new_session() for member in self.members], self.kind)
+
+
+class EnsembleSession(DraftSession):
+    """Members' sessions side by side, and the trees that they proposed last."""
+
+    def __init__(self, members: list[DraftSession], kind: ProposalKind) -> None:
+        self.members = members
+        self.kind = kind
+        self._trees: list[TokenTree] = []
+
+    def begin(self, context: DraftContext) -> None:
+        for index, member in enumerate(self.members):
+            member.begin(replace(context, random=OffsetStream(context.random, index)))
+        self._trees = []
+
+    def propose(self, budget: DraftBudget) -> Proposal:
+        count = len(self.members)
+        # Equal shares, fixed before anything is drawn: what a member may draw never depends on another one's luck.
+        shares = [(budget.max_nodes + count - 1 - index) // count for index in range(count)]
+        self._trees = [
+            member.propose(DraftBudget(share, budget.max_depth)).tree
+            for member, share in zip(self.members, shares, strict=True)
+        ]
+        return Proposal(reduce(lambda a, b: merge(a, b, self.kind), self._trees))
+
+    def observe(self, observation: Observation) -> None:
+        accepted = observation.committed[: observation.accepted]
+        trees: list[TokenTree | None] = [*self._trees] or [None] * len(self.members)
+        for member, tree in zip(self.members, trees, strict=True):
+            own = 0 if tree is None else len(tree.walk(accepted))
+            member.observe(replace(observation, accepted=own))
+        self._trees = []
+
+    def end(self) -> None:
+        for member in self.members:
+            member.end()
+        self._trees = []

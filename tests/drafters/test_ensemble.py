@@ -1,0 +1,154 @@
+"""The ensemble: what it unites, how it shares the budget, what it refuses, and that its law is exact."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.tiny_engines import build_engine, letters_tokenizer, random_prompts
+from outrider.audit.enumeration import EnumeratingStream, outcomes
+from outrider.config import EngineConfig
+from outrider.drafters.base import DraftBudget, DraftContext, DraftSession, Observation
+from outrider.drafters.ensemble import EnsembleSession
+from outrider.engine.build import plan_parts
+from outrider.engine.engine import Engine
+from outrider.errors import IllegalCombinationError, InvalidOptionError
+from outrider.models.base import Segment
+from outrider.models.toy import ToyModel
+from outrider.sampling.draw import SeededStream
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.transform import LogitsPipeline
+from outrider.trees.token_tree import TokenTree
+from outrider.types import ProposalKind, Regime
+
+TWO = "ensemble:layer_skip:2@widths:1,2+layer_skip:3@widths:2"
+PROMPT = [0, 1]
+
+
+def session_of(engine: Engine, temperature: float = 0.0) -> tuple[DraftSession, list[int]]:
+    """A begun session of the engine's drafter, and the text it continues."""
+    prompt = random_prompts(1, 12, seed=3)[0]
+    regime = Regime.SAMPLED if temperature else Regime.GREEDY
+    session = engine._lanes[regime].drafter.new_session()
+    cache = engine.model.new_cache()
+    engine.model.forward([Segment(cache, prompt)])
+    cache.commit(range(len(prompt)))
+    pipeline = LogitsPipeline(SamplingParams(temperature=temperature), 12, prompt=prompt)
+    session.begin(DraftContext(prompt, pipeline, SeededStream(1), engine.model, cache))
+    session.observe(Observation([5]))
+    return session, [*prompt, 5]
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.path_tokens(node)) for node in range(1, len(tree))}
+
+
+def test_it_covers_what_each_member_covers() -> None:
+    members = ("layer_skip:2@widths:2,1", "replay:1.0@chain:3")
+    merged, _ = session_of(build_engine("ensemble:" + "+".join(members)))
+    united = paths(merged.propose(DraftBudget(64, 8)).tree)
+    alone = []
+    for member in members:
+        drafter, _, shape = member.partition("@")
+        session, _ = session_of(build_engine(drafter, shape))
+        alone.append(paths(session.propose(DraftBudget(64, 8)).tree))
+    assert united == alone[0] | alone[1]
+    assert united > alone[0]
+    assert united > alone[1]
+
+
+def test_the_budget_is_shared_equally_and_the_first_member_gets_the_odd_guess() -> None:
+    session, _ = session_of(build_engine("ensemble:layer_skip:1@chain:8+replay:1.0@chain:8"))
+    for nodes, expected in ((8, (4, 4)), (5, (3, 2)), (1, (1, 0))):
+        session.propose(DraftBudget(nodes, 8))
+        assert isinstance(session, EnsembleSession)
+        assert tuple(tree.drafted for tree in session._trees) == expected
+
+
+def test_union_needs_fewer_steps_than_either_member() -> None:
+    """Greedy text, the same guesses for each member as alone: a position is covered when any member covers it."""
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    prompt = random_prompts(1, 12, seed=4)[0]
+
+    def steps(drafter: str, shape: str | None = None) -> int:
+        return len(build_engine(drafter, shape).generate(prompt, params).records)
+
+    alone = steps("layer_skip:2", "widths:2,1"), steps("ngram", "chain:4")
+    assert steps("ensemble:layer_skip:2@widths:2,1+ngram@chain:4") < min(alone)
+
+
+def law_of(engine: Engine, monkeypatch: pytest.MonkeyPatch, params: SamplingParams) -> dict[tuple[int, ...], float]:
+    law: dict[tuple[int, ...], float] = {}
+
+    def run(stream: EnumeratingStream) -> tuple[int, ...]:
+        monkeypatch.setattr("outrider.engine.engine.SeededStream", lambda seed: stream)
+        return engine.generate(PROMPT, params).tokens
+
+    for tokens, probability in outcomes(run):
+        law[tokens] = law.get(tokens, 0.0) + probability
+    return law
+
+
+def two_sampled_members() -> Engine:
+    target = ToyModel(2, order=1, sharpness=0.9, seed=10)
+    return build_engine(TWO, target=target, tokenizer=letters_tokenizer(2, with_end=False), max_nodes=5)
+
+
+def distance_from_plain(monkeypatch: pytest.MonkeyPatch) -> float:
+    params = SamplingParams(temperature=1.0, max_tokens=4)
+    engine = two_sampled_members()
+    found, expected = law_of(engine, monkeypatch, params), law_of(engine.plain(), monkeypatch, params)
+    return 0.5 * sum(abs(found.get(key, 0.0) - expected.get(key, 0.0)) for key in found | expected)
+
+
+def test_the_law_of_two_drawing_members_is_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert distance_from_plain(monkeypatch) < 1e-12
+
+
+def test_proposal_kinds() -> None:
+    def kind(drafter: str, regime: Regime, proposal: ProposalKind | None = None) -> ProposalKind:
+        return plan_parts(EngineConfig(drafter=drafter, proposal=proposal), regime).draft.proposal
+
+    assert kind(TWO, Regime.GREEDY) is ProposalKind.DETERMINISTIC
+    assert kind(TWO, Regime.SAMPLED) is ProposalKind.PER_SOURCE
+    assert kind(TWO, Regime.SAMPLED, ProposalKind.DETERMINISTIC) is ProposalKind.DETERMINISTIC
+    assert kind("ensemble:ngram+replay", Regime.SAMPLED) is ProposalKind.DETERMINISTIC
+    for drafter, proposal in ((TWO, ProposalKind.IID), ("ensemble:ngram+replay", ProposalKind.PER_SOURCE)):
+        with pytest.raises(IllegalCombinationError, match="leave --proposal out"):
+            kind(drafter, Regime.SAMPLED, proposal)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ("ensemble:ngram", "two members or more"),
+        ("ensemble:ngram+lookahead", "cannot be a member"),
+        ("ensemble:ngram+(ensemble:ngram+replay)", "cannot be a member"),
+        ("ensemble:ngram+", "DRAFTER@SHAPE"),
+        ("ensemble:ngram@chain:2@chain:3+replay", "DRAFTER@SHAPE"),
+        ("ensemble:(ngram+replay", "bracket"),
+    ],
+)
+def test_refusals(drafter: str, message: str) -> None:
+    with pytest.raises((IllegalCombinationError, InvalidOptionError), match=message):
+        build_engine(drafter)
+
+
+def test_each_small_model_member_has_its_own_model() -> None:
+    with pytest.raises(InvalidOptionError, match="2 second models"):
+        plan_parts(EngineConfig(drafter="ensemble:small_model+small_model", draft_model="one"), Regime.GREEDY)
+    with pytest.raises(InvalidOptionError, match="takes no more"):
+        plan_parts(EngineConfig(drafter="small_model", draft_model="one,two"), Regime.GREEDY)
+    engine = build_engine("ensemble:small_model@chain:2+(small_model@widths:2,1)")
+    assert len(engine._lanes[Regime.GREEDY].drafter.parts.members) == 2
+    assert engine.generate([3, 4], SamplingParams(max_tokens=12)).tokens == (
+        engine.plain().generate([3, 4], SamplingParams(max_tokens=12)).tokens
+    )
+
+
+def test_brackets_protect_commas_and_equals_signs() -> None:
+    plan = plan_parts(EngineConfig(drafter="ensemble:(ngram:max_match=3,branches=2@chain:6)+replay:0.5"), Regime.GREEDY)
+    first, second = plan.draft.members
+    assert first.drafter.options.max_match == 3
+    assert first.drafter.options.branches == 2
+    assert first.shape.options.length == 6
+    assert second.drafter.options.rate == 0.5
