@@ -7,15 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import torch
 from pydantic import BaseModel
 from torch import Tensor
 
 from outrider.sampling.draw import RandomStream
 from outrider.sampling.params import SamplingParams
-from outrider.trees.token_tree import TokenTree
+from outrider.trees.token_tree import TokenTree, Trial
 from outrider.types import ProposalKind, Regime, Topology
 
 Exactness = frozenset[tuple[ProposalKind, Topology, Regime]]
+
+
+TRIALS_PER_NODE = 4096
+"""Stride of the accept keys, as in ``shapes/base.py``: (node, trial index) -> one counter."""
 
 
 class TargetDistributions(Protocol):
@@ -79,3 +84,12 @@ class Verifier(ABC):
 def exactness(kinds: Sequence[ProposalKind], topologies: Sequence[Topology], regimes: Sequence[Regime]) -> Exactness:
     """Every combination of the arguments."""
     return frozenset((k, t, r) for k in kinds for t in topologies for r in regimes)
+
+
+def proposal_of(tree: TokenTree, trial: Trial) -> Tensor | None:
+    """q that ``trial`` was drawn from, float64 [vocabulary] of sum 1; ``None`` for a one-hot."""
+    if trial.row is None:
+        return None
+    q = tree.trial_distribution(trial)
+    # The draw normalised in float64; a float32 q that sums to 1 + 1e-7 is not what was drawn from.
+    return q if q.dtype == torch.float64 else q.double() / q.double().sum()

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from outrider.sampling.draw import RandomStream, Role
 from outrider.trees.token_tree import TokenTree, Trial
 from outrider.types import ProposalKind, Regime, Topology
-from outrider.verifiers.base import Exactness, TargetDistributions, Verdict, Verifier, exactness
-
-_TRIALS_PER_NODE = 4096
-"""Stride of the accept keys, as in ``shapes/base.py``: (node, trial index) -> one counter."""
+from outrider.verifiers.base import (
+    TRIALS_PER_NODE,
+    Exactness,
+    TargetDistributions,
+    Verdict,
+    Verifier,
+    exactness,
+    proposal_of,
+)
 
 
 class MultiStep(Verifier):
@@ -52,7 +56,7 @@ class MultiStep(Verifier):
                 # p(x) > u q(x) with u uniform: the ratio as a probability, clipped at 1 by the stream; q(x) > 0 as x
                 # was drawn from it.
                 accept /= float(q[trial.token])
-            if random.bernoulli(accept, position, Role.ACCEPT, node * _TRIALS_PER_NODE + index):
+            if random.bernoulli(accept, position, Role.ACCEPT, node * TRIALS_PER_NODE + index):
                 return trial.child, p
             residual = self.residual(p, q, trial.token)
             if residual is None:
@@ -62,11 +66,7 @@ class MultiStep(Verifier):
 
     def proposal_of(self, tree: TokenTree, trial: Trial) -> Tensor | None:
         """q that ``trial`` was drawn from, float64 [vocabulary] of sum 1; ``None`` for a one-hot."""
-        if trial.row is None:
-            return None
-        q = tree.trial_distribution(trial)
-        # The draw normalised in float64; a float32 q that sums to 1 + 1e-7 is not what was drawn from.
-        return q if q.dtype == torch.float64 else q.double() / q.double().sum()
+        return proposal_of(tree, trial)
 
     def residual(self, p: Tensor, q: Tensor | None, token: int) -> Tensor | None:
         """norm[(p - q)+], the law of the next token after ``token`` was rejected; ``q`` ``None`` is one-hot on it.
