@@ -5,18 +5,21 @@ Shared by every drafter that is itself a model (``small_model``, ``layer_skip``)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.drafters.ranking import best_children
 from outrider.models.base import FULL, LanguageModel, Segment, SequenceCache, Sublayers
 from outrider.sampling.transform import LogitsPipeline
-from outrider.trees.shapes.base import Candidates
+from outrider.trees.shapes.base import Candidates, FloatArray, RankedChildren, rank_candidates
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind
+
+_FIRST_SLOTS = 64
 
 
 class ModelSource:
@@ -51,12 +54,12 @@ class ModelSource:
         self._root_rows = root_rows
         self._skip = skip
         self._visible: NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)  # ancestors of each forwarded slot
+        self._buffer = self._visible
         self._first_position = cache.length - (0 if root_rows is None else 1)
 
     def candidates(self, tree: TokenTree, nodes: Sequence[int]) -> list[Candidates]:
         """One draft forward for all ``nodes``; their distributions after the request's processing."""
-        rows = self._root_rows if list(nodes) == [0] else None
-        rows = self.evaluate(tree, nodes) if rows is None else rows
+        rows = self._rows(tree, nodes)
         missing = self.pipeline.vocab_size - rows.shape[-1]
         if missing > 0:  # a draft head with fewer padding rows than the target's tokenizer has tokens
             rows = F.pad(rows, (0, missing), value=float("-inf"))
@@ -66,6 +69,25 @@ class ModelSource:
             for row, node in zip(rows, nodes, strict=True)
         ]
 
+    def ranked(self, tree: TokenTree, nodes: Sequence[int], k: int, least: FloatArray | None = None) -> RankedChildren:
+        """One draft forward for all ``nodes`` and the ``k`` best children of each (``drafters/ranking.py``).
+
+        Scores are float32 probabilities. Where penalties or biases act, every node's logits are processed by
+        themselves, as in ``candidates``.
+        """
+        if self.pipeline.changes_logits or tree.kind is not ProposalKind.DETERMINISTIC:
+            return rank_candidates(self.candidates(tree, nodes), k)
+        rows = self._rows(tree, nodes)[:, : self.pipeline.vocab_size]
+        return best_children(rows, self.pipeline.params, k, least)
+
+    def renumber(self, new_index: Mapping[int, int]) -> None:
+        """Nodes have other indices in the tree that the shape returns; those that are not in it lose their slots."""
+        self.slots = {new_index[node]: slot for node, slot in self.slots.items() if node in new_index}
+
+    def _rows(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
+        rows = self._root_rows if list(nodes) == [0] else None
+        return self.evaluate(tree, nodes) if rows is None else rows
+
     def above(self, tree: TokenTree, node: int) -> Sequence[int]:
         """The output tokens that the pipeline needs at ``node``: none when no parameter looks at them."""
         return [*self.output, *tree.path_tokens(node)] if self.pipeline.uses_history else ()
@@ -73,15 +95,22 @@ class ModelSource:
     def evaluate(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
         """Logits [len(nodes), vocabulary] of nodes whose ancestors were evaluated before or are in the cache."""
         before, count = self._visible.shape[0], len(nodes)
-        visible: NDArray[np.bool_] = np.zeros((before + count, before + count), dtype=np.bool_)
-        visible[:before, :before] = self._visible
+        visible = self._grow_mask(before + count)
         parent_slots = np.array([self.slots.get(tree.parents[node], -1) for node in nodes])
         has_slot = parent_slots >= 0
         new = np.arange(before, before + count)
-        visible[new[has_slot], :before] = self._visible[parent_slots[has_slot]]
+        visible[new[has_slot], :before] = visible[parent_slots[has_slot], :before]
         visible[new, new] = True
-        self._visible = visible
         self.slots.update(zip(nodes, new.tolist(), strict=True))
         positions = [self._first_position + tree.depths[node] for node in nodes]
         segment = Segment(self.cache, [tree.tokens[n] for n in nodes], positions, visible[before:])
         return self.model.forward([segment], skip=self._skip)[0].logits
+
+    def _grow_mask(self, size: int) -> NDArray[np.bool_]:
+        """``_visible`` with room for ``size`` slots. Its buffer doubles, so a tree grown node by node copies little."""
+        before = self._visible.shape[0]
+        if self._visible.base is not self._buffer or size > len(self._buffer):
+            self._buffer = np.zeros((max(2 * before, size, _FIRST_SLOTS),) * 2, dtype=np.bool_)
+            self._buffer[:before, :before] = self._visible
+        self._visible = self._buffer[:size, :size]
+        return self._visible

@@ -95,6 +95,28 @@ class TokenTree:
             self._trials.setdefault(parent, []).append(Trial(child, trial.token, row, trial.excluded))
         return child
 
+    def extend(self, parents: Sequence[int], tokens: Sequence[int], source: str = "") -> list[int]:
+        """``add`` for many deterministic proposals, in order; a parent may be one of them. Returns their nodes.
+
+        Raises:
+            ValueError: for a sampled tree, whose proposals need the distribution that they were drawn from.
+        """
+        if self.kind is not ProposalKind.DETERMINISTIC:
+            raise ValueError(f"a {self.kind.value} tree grows by add with a row, not by extend")
+        nodes: list[int] = []
+        for parent, token in zip(parents, tokens, strict=True):
+            siblings = self._children.setdefault(parent, {})
+            child = siblings.get(token)
+            if child is None:
+                child = siblings[token] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(parent)
+                self.depths.append(self.depths[parent] + 1)
+                self.sources.append(source)
+                self._trials.setdefault(parent, []).append(Trial(child, token))
+            nodes.append(child)
+        return nodes
+
     def add_row(self, q: Tensor) -> int:
         """Store a distribution [vocabulary] that children are about to be drawn from; returns its index."""
         self.rows.append(q)
@@ -164,10 +186,15 @@ class TokenTree:
         """
         if self.kind is not ProposalKind.DETERMINISTIC:
             raise ValueError(f"a {self.kind.value} proposal cannot be pruned by score: every drawn child stays a trial")
-        order = sorted(range(1, len(self)), key=lambda n: (-scores[n], n))
+        order = np.argsort(-np.asarray(scores[1 : len(self)], dtype=np.float64), kind="stable") + 1
         keep: set[int] = set()
-        for node in order:
-            missing = [n for n in self.path(node) if n not in keep]
+        for node in order.tolist():
+            if len(keep) >= budget:
+                break
+            missing = []
+            while node > 0 and node not in keep:
+                missing.append(node)
+                node = self.parents[node]
             if len(keep) + len(missing) <= budget:
                 keep.update(missing)
         return self._rebuild(0, keep=keep)

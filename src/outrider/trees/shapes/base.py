@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from outrider.errors import IllegalCombinationError
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind, RandomStream, Role, Topology
+
+FloatArray = NDArray[np.float64]
 
 
 class ShapeOptions(BaseModel):
@@ -27,7 +31,7 @@ class Candidates:
     """A draft source's opinion of what follows a node: best first.
 
     Attributes:
-        tokens: token ids, best first; with ``probabilities`` set it may be empty until ``top`` is asked for.
+        tokens: different token ids, best first; with ``probabilities`` set it may be empty until ``top`` is asked for.
         scores: one score in [0, 1] per token: the probability, or an n-gram's estimate of it.
         probabilities: the full distribution q [vocabulary] when the source can be sampled from, else ``None``.
     """
@@ -43,6 +47,16 @@ class Candidates:
         values, tokens = torch.topk(self.probabilities, min(k, self.probabilities.shape[-1]))
         kept = int((values > 0).sum())
         return tokens[:kept].tolist(), values[:kept].tolist()
+
+    def score_of(self, token: int) -> float:
+        """The score of one candidate.
+
+        Raises:
+            ValueError: when it is none.
+        """
+        if self.probabilities is not None:
+            return float(self.probabilities[token])
+        return self.scores[list(self.tokens).index(token)]
 
     @property
     def confidence(self) -> float:
@@ -60,6 +74,71 @@ class ChildSource(Protocol):
     def candidates(self, tree: TokenTree, nodes: Sequence[int]) -> list[Candidates]:
         """Candidates for each of ``nodes``, which were added since the last call or are the root."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankedChildren:
+    """The best children of several nodes, one after the other: what a shape that looks at thousands of them works on.
+
+    Attributes:
+        owners: int64 [m], ascending: which of the nodes asked about (its index) a child belongs to.
+        tokens: int64 [m], best first within an owner.
+        scores: float64 [m], above 0 and at most 1.
+    """
+
+    owners: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    scores: NDArray[np.float64]
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """What a ``ChildSource`` with a model behind it can do besides: rank many nodes at once, follow a renumbering."""
+
+    def ranked(self, tree: TokenTree, nodes: Sequence[int], k: int, least: FloatArray | None = None) -> RankedChildren:
+        """As ``candidates``, then the ``k`` best of each, without a Python object for a node.
+
+        ``least``, float64 [len(nodes)]: a node's children that score less may be left out.
+        """
+        ...
+
+    def renumber(self, new_index: Mapping[int, int]) -> None:
+        """The shape returns another tree than the one it asked about: node -> its index there; others are not in it."""
+        ...
+
+
+def ranked_children(
+    source: ChildSource, tree: TokenTree, nodes: Sequence[int], k: int, least: FloatArray | None = None
+) -> RankedChildren:
+    """The ``k`` best candidates below each of ``nodes``; one call of ``source``, batched where it can.
+
+    ``least``, float64 [len(nodes)]: a node's children that score less may be left out.
+    """
+    if isinstance(source, BatchSource):
+        return source.ranked(tree, nodes, k, least)
+    return rank_candidates(source.candidates(tree, nodes), k)
+
+
+def rank_candidates(candidates: Sequence[Candidates], k: int) -> RankedChildren:
+    """The ``k`` best of each, in one selection when all have distributions."""
+    rows = [known.probabilities for known in candidates if known.probabilities is not None]
+    if rows and len(rows) == len(candidates):
+        return rank_rows(*torch.topk(torch.stack(rows), min(k, rows[0].shape[-1])))
+    best = [(*pair, owner) for owner, known in enumerate(candidates) for pair in zip(*known.top(k), strict=True)]
+    found = [(token, score, owner) for token, score, owner in best if score > 0.0]
+    return RankedChildren(
+        np.array([owner for _, _, owner in found], dtype=np.int64),
+        np.array([token for token, _, _ in found], dtype=np.int64),
+        np.array([score for _, score, _ in found], dtype=np.float64),
+    )
+
+
+def rank_rows(scores: Tensor, tokens: Tensor) -> RankedChildren:
+    """Sorted scores and their tokens, both [nodes, k]; those of score 0 are left out."""
+    values = scores.cpu().numpy()
+    is_known = values > 0.0
+    owners = np.nonzero(is_known)[0].astype(np.int64)
+    return RankedChildren(owners, tokens.cpu().numpy()[is_known], values[is_known].astype(np.float64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""A chain of guesses with an optional confidence stop (Leviathan et al. 2023, algorithm 1; the stop is the rule of
-transformers' assistant and of EdgeLLM's first threshold).
+"""A chain of guesses with optional confidence stops (Leviathan et al. 2023, algorithm 1).
 
-Knows nothing of where the candidates come from. The stop is a function of q alone and is taken before drawing, so that
-no drawn token is ever dropped.
+``stop`` looks at one distribution, as transformers' assisted generation does; ``fallback`` at the whole chain's
+confidence, with EdgeLLM's self-adaptive threshold (``fallback.py``). Knows nothing of where the candidates come from.
+Both stops are functions of q and of tokens drawn before, taken before drawing: no drawn token is ever dropped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from outrider.trees.shapes.base import ChildSource, GrowLimits, Shape, ShapeOptions, add_children
+from outrider.trees.shapes.base import Candidates, ChildSource, GrowLimits, Shape, ShapeOptions, add_children
+from outrider.trees.shapes.fallback import HIGHEST, FallbackThreshold
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind, Topology
 
@@ -21,6 +22,14 @@ class ChainOptions(ShapeOptions):
 
     length: Annotated[int, Field(ge=1, le=4096, description="guesses at most")] = 8
     stop: Annotated[float, Field(ge=0.0, le=1.0, description="stop where the best candidate scores below this")] = 0.0
+    fallback: Annotated[
+        float,
+        Field(
+            ge=0.0,
+            le=HIGHEST,
+            description="stop where the product of the scores falls below a threshold that starts here and adapts",
+        ),
+    ] = 0.0
 
 
 class Chain(Shape):
@@ -35,22 +44,42 @@ class Chain(Shape):
 
     def __init__(self, options: ChainOptions, proposal: ProposalKind = ProposalKind.DETERMINISTIC) -> None:
         super().__init__(options, proposal)
-        self._length = options.length
-        self._stop = options.stop
+        self._settings = options
+        self._threshold = FallbackThreshold(options.fallback) if options.fallback > 0.0 else None
 
     @property
     def size(self) -> int:
-        return self._length
+        return self._settings.length
+
+    def for_request(self) -> Chain:
+        return self if self._threshold is None else Chain(self._settings, self.proposal)
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        if self._threshold is not None:
+            self._threshold.update(drafted, accepted)
 
     def grow(self, root_token: int, source: ChildSource, limits: GrowLimits) -> TokenTree:
         tree = TokenTree(root_token, self.proposal)
-        node = 0
-        for _ in range(min(self._length, limits.max_depth, limits.max_nodes)):
+        alpha = 0.0 if self._threshold is None else self._threshold.alpha
+        node, confidence = 0, 1.0
+        for _ in range(min(self._settings.length, limits.max_depth, limits.max_nodes)):
+            if confidence < alpha:  # spares the draft call whose outcome is known
+                break
             (candidates,) = source.candidates(tree, (node,))
-            if self._stop > 0.0 and candidates.confidence < self._stop:
+            if self._is_unsure(candidates, confidence, alpha, is_first=node == 0):
                 break
             added = add_children(tree, node, candidates, 1, source.name, limits)
             if not added:
                 break
             node = added[0]
+            if alpha > 0.0:
+                confidence *= candidates.score_of(tree.tokens[node])
         return tree
+
+    def _is_unsure(self, candidates: Candidates, confidence: float, alpha: float, is_first: bool) -> bool:
+        """Whether no further guess is to be made; decided from q and from tokens drawn before.
+
+        The fallback spares the first guess: it costs no further draft call, and the threshold goes on learning.
+        """
+        best = candidates.confidence if self._settings.stop > 0.0 or alpha > 0.0 else 1.0
+        return best < self._settings.stop or (not is_first and confidence * best < alpha)
