@@ -29,7 +29,7 @@ from outrider.drafters.base import (
     Observation,
 )
 from outrider.drafters.model_source import ModelSource
-from outrider.drafters.small_model import SmallModelSession
+from outrider.drafters.small_model import DraftWindow, SmallModelSession, choose_window
 from outrider.errors import InvalidOptionError
 from outrider.models.base import LanguageModel, Segment, SequenceCache
 from outrider.sampling.draw import OffsetStream
@@ -38,7 +38,6 @@ from outrider.trees.shapes.base import GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
 from outrider.trees.topology import ancestors_mask
 
-_PREFILL_ROWS = 512
 _MOST_PENDING = 16
 """Pending committed tokens evaluated together with the guesses; more of them (a prompt) are prefilled first."""
 
@@ -71,14 +70,15 @@ class Cascade(Drafter):
     def new_session(self) -> CascadeSession:
         if self.parts.draft_model is None:
             raise ValueError("cascade was built without a draft model")
-        return CascadeSession(self.parts.draft_model, self.shape, self.cheap.new_session())
+        window = choose_window(0, self.parts.draft_model, self.parts.target.context_length)
+        return CascadeSession(self.parts.draft_model, self.shape, window, self.cheap.new_session())
 
 
 class CascadeSession(SmallModelSession):
     """A small model's session beside the cheap drafter's."""
 
-    def __init__(self, model: LanguageModel, shape: Shape, cheap: DraftSession) -> None:
-        super().__init__(model, shape)
+    def __init__(self, model: LanguageModel, shape: Shape, window: DraftWindow, cheap: DraftSession) -> None:
+        super().__init__(model, shape, window)
         self.cheap = cheap
         self._guesses: TokenTree | None = None
         self._pending = 0  # committed tokens at the start of the scratch entries
@@ -87,25 +87,13 @@ class CascadeSession(SmallModelSession):
         super().begin(context)
         self.cheap.begin(replace(context, random=OffsetStream(context.random, 1)))
 
-    def grow(self, limits: GrowLimits) -> TokenTree:
-        depth = min(limits.max_depth, self.model.context_length - len(self.tokens))
-        if depth < 1:
-            return TokenTree(self.tokens[-1])
-        guesses = self.cheap.propose(DraftBudget(limits.max_nodes, depth)).tree
-        pending = self._prefill_all_but_few()
+    def _open_source(self, pending: list[int], limits: GrowLimits) -> ModelSource:
+        guesses = self.cheap.propose(DraftBudget(limits.max_nodes, limits.max_depth)).tree
+        if len(pending) > _MOST_PENDING:
+            self._prefill(pending[:-1])
+            del pending[:-1]
         self._guesses, self._pending = guesses, len(pending)
-        self._source = _PrefetchedSource(self.model, self.cache, self.context.pipeline, self.output, pending, guesses)
-        return self.shape.grow(self.tokens[-1], self._source, replace(limits, max_depth=depth))
-
-    def _prefill_all_but_few(self) -> list[int]:
-        """The last committed tokens that the cache does not cover, root last; any more of them are evaluated."""
-        pending = [min(token, self.model.vocab_size - 1) for token in self.tokens[self.cache.length :]]
-        while len(pending) > _MOST_PENDING:
-            chunk = pending[: min(_PREFILL_ROWS, len(pending) - 1)]
-            self.model.forward([Segment(self.cache, chunk, logit_rows=())])
-            self.cache.commit(range(len(chunk)))
-            del pending[: len(chunk)]
-        return pending
+        return _PrefetchedSource(self.model, self.cache, self.context.pipeline, self.output, pending, guesses)
 
     def observe(self, observation: Observation) -> None:
         if self.tree is not None and self._source is not None:

@@ -55,7 +55,7 @@ class Lookahead(Drafter):
     Options: ClassVar[type[DraftOptions]] = LookaheadOptions
     positional: ClassVar[str | None] = "window"
     adds_rows = True
-    default_shape = "widths:4,1,1"
+    default_shape = "best_first:15"
     summary = "n-grams from a Jacobi window that rides along in the target's pass"
     source = "Lookahead decoding, Fu et al. 2024, arXiv:2402.02057"
 

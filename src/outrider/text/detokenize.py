@@ -9,18 +9,13 @@ stop strings.
 from __future__ import annotations
 
 import codecs
-import json
-import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Protocol
 
-from tokenizers import pre_tokenizers
-
+from outrider.text.pieces import BYTE_TOKEN, byte_level_bytes, has_byte_fallback, is_byte_level
 from outrider.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class IncrementalDetokenizer:
@@ -34,7 +29,7 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._strategy: _Strategy = (
             _ByteStream(tokenizer, skip_special_tokens)
-            if _is_byte_level(tokenizer)
+            if is_byte_level(tokenizer.decoder_kinds)
             else _Window(tokenizer, skip_special_tokens)
         )
 
@@ -67,7 +62,7 @@ class _ByteStream:
 
     def push(self, token: int) -> str:
         text = None if token in self._skipped else self._backend.id_to_token(token)
-        return "" if text is None else self._decoder.decode(_token_bytes(text))
+        return "" if text is None else self._decoder.decode(byte_level_bytes(text))
 
     def pending(self) -> str:
         return self._decoder.getstate()[0].decode("utf-8", errors="replace")
@@ -89,7 +84,7 @@ class _Window:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-        self._byte_fallback = _has_byte_fallback(tokenizer)
+        self._byte_fallback = has_byte_fallback(tokenizer.decoder_kinds)
         self._anchor: list[int] = []
         self._held: list[int] = []
 
@@ -98,7 +93,7 @@ class _Window:
         if text is None:
             return ""
         self._held.append(token)
-        if self._byte_fallback and _BYTE_TOKEN.fullmatch(text):
+        if self._byte_fallback and BYTE_TOKEN.fullmatch(text):
             return ""
         delta = self.pending()
         if not self._byte_fallback and delta.endswith(REPLACEMENT):
@@ -116,40 +111,3 @@ class _Window:
         delta = self.pending()
         self._anchor, self._held = self._anchor + self._held, []
         return delta
-
-
-def _decoder_kinds(tokenizer: Tokenizer) -> list[str]:
-    decoder = tokenizer.backend.decoder
-    if decoder is None:
-        return []
-    state = json.loads(decoder.__getstate__())
-    return [part["type"] for part in state.get("decoders", [state])]
-
-
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    return _decoder_kinds(tokenizer) == ["ByteLevel"]
-
-
-def _has_byte_fallback(tokenizer: Tokenizer) -> bool:
-    return "ByteFallback" in _decoder_kinds(tokenizer)
-
-
-@lru_cache(maxsize=1)
-def _byte_of_character() -> dict[str, int]:
-    """Inverse of GPT-2's table that shows every byte as a printable character."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
-    table.update({chr(256 + index): byte for index, byte in enumerate(others)})
-    if set(table) != set(pre_tokenizers.ByteLevel.alphabet()):
-        raise RuntimeError("the tokenizers library changed its byte alphabet; text would come out wrong")
-    return table
-
-
-@lru_cache(maxsize=4096)
-def _token_bytes(text: str) -> bytes:
-    """A spelling's bytes; a spelling outside the byte alphabet (an added token) stands for itself."""
-    table = _byte_of_character()
-    if all(character in table for character in text):
-        return bytes(table[character] for character in text)
-    return text.encode()

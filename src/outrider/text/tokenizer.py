@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from outrider.errors import InvalidOptionError, ModelFileError, UnsupportedModelError
 from outrider.text.gguf_tokenizer import TokenType, build_tokenizer, token_texts, token_types
+from outrider.text.pieces import decoder_kinds, piece_bytes
 
 END_OF_TURN_TEXTS = (
     "<|im_end|>",
@@ -138,6 +139,16 @@ class Tokenizer:
         """The token as the vocabulary spells it (``Ġthe``, ``▁the``, ``<0x0A>``); ``<id N>`` for a padding row."""
         text = self.backend.id_to_token(int(token))
         return f"<id {token}>" if text is None else text
+
+    @cached_property
+    def decoder_kinds(self) -> tuple[str, ...]:
+        """Names of the decoder's steps: what ``pieces.piece_bytes`` reads a spelling by."""
+        return decoder_kinds(self.backend)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that the token adds to a text, a special token's name included; none for a padding row."""
+        text = self.backend.id_to_token(int(token))
+        return b"" if text is None else piece_bytes(text, self.decoder_kinds)
 
     def readable(self, token: int) -> str:
         """The token's own text for people: decoded, specials shown by name."""
