@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import outrider
-from outrider.cli import catalogue, chat, demo, doctor, generate, methods
+from outrider.cli import audit, catalogue, chat, datastore, demo, doctor, generate, methods, tune
 from outrider.errors import OutriderError
 
 INTERRUPTED = 130
@@ -48,6 +48,9 @@ chat.register(app)
 demo.register(app)
 catalogue.register(app)
 methods.register(app)
+audit.register(app)
+tune.register(app)
+datastore.register(app)
 doctor.register(app)
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from outrider.text.tokenizer import Tokenizer
 
 _ROWS: tuple[tuple[str, Callable[[Stats], str]], ...] = (
+    ("output law", lambda s: "LOSSY" if s.lossy else "the target's"),
     ("prompt tokens", lambda s: f"{s.prompt_tokens}"),
     ("output tokens", lambda s: f"{s.output_tokens}"),
     ("tokens per second (decoding)", lambda s: f"{s.tokens_per_second:.1f}"),

@@ -204,6 +204,16 @@ class Engine:
         vocabulary = min(self.model.vocab_size, self.tokenizer.vocab_size)
         return LogitsPipeline(params, vocabulary, stop_ids, prompt)
 
+    def lane(self, regime: Regime) -> Lane:
+        """The built parts that serve ``regime``.
+
+        Raises:
+            UsageError: when the configured parts are not exact for it.
+        """
+        if regime in self._refusals:
+            raise self._refusals[regime]
+        return self._lanes[regime]
+
     def describe(self) -> dict[str, str]:
         """What runs, for people."""
         lane = next(iter(self._lanes.values()))
@@ -226,7 +236,7 @@ class Engine:
 
     def _admit(self, key: object, prompt: Prompt, params: SamplingParams, session: Session) -> _Active:
         tokens = self.encode(prompt)
-        lane = self._lane(params.regime)
+        lane = self.lane(params.regime)
         self._check_tokens(tokens, params)
         room = self.model.context_length - len(tokens)
         if room < 1:
@@ -293,19 +303,13 @@ class Engine:
             text=active.text.text,
             finish_reason=sequence.finish or FinishReason.CANCELLED,
             records=tuple(sequence.records),
-            stats=fold(sequence.records, len(sequence.prompt)),
+            stats=fold(sequence.records, len(sequence.prompt), sequence.verifier.lossy),
             logprobs=tuple(sequence.logprobs) if sequence.pipeline.params.logprobs is not None else None,
-            lossy=sequence.verifier.lossy,
         )
 
     @staticmethod
     def _is_finished(active: _Active) -> bool:
         return active.sequence.finish is not None
-
-    def _lane(self, regime: Regime) -> Lane:
-        if regime in self._refusals:
-            raise self._refusals[regime]
-        return self._lanes[regime]
 
     def _reusable_cache(self, session: Session, tokens: Sequence[int]) -> SequenceCache:
         shared = 0

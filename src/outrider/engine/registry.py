@@ -12,19 +12,36 @@ from outrider.types import ProposalKind, Regime, Topology
 DRAFTERS = {
     "none": "outrider.drafters.none:NoDrafter",
     "ngram": "outrider.drafters.ngram:NGram",
+    "suffix": "outrider.drafters.suffix:Suffix",
+    "datastore": "outrider.drafters.datastore:Datastore",
     "small_model": "outrider.drafters.small_model:SmallModel",
     "layer_skip": "outrider.drafters.layer_skip:LayerSkip",
+    "ensemble": "outrider.drafters.ensemble:Ensemble",
+    "cascade": "outrider.drafters.cascade:Cascade",
+    "lookahead": "outrider.drafters.lookahead:Lookahead",
+    "cross_tokenizer": "outrider.drafters.cross_tokenizer:CrossTokenizer",
     "replay": "outrider.drafters.replay:Replay",
 }
 
 SHAPES = {
     "chain": "outrider.trees.shapes.chain:Chain",
     "widths": "outrider.trees.shapes.widths:Widths",
+    "static": "outrider.trees.shapes.static:Static",
+    "sequoia": "outrider.trees.shapes.sequoia:Sequoia",
+    "best_first": "outrider.trees.shapes.best_first:BestFirst",
+    "pacer": "outrider.trees.shapes.pacer:Pacer",
 }
 
 VERIFIERS = {
     "greedy": "outrider.verifiers.greedy:Greedy",
     "multi_step": "outrider.verifiers.multi_step:MultiStep",
+    "block": "outrider.verifiers.block:Block",
+    "traversal": "outrider.verifiers.traversal:Traversal",
+    "swor": "outrider.verifiers.swor:SamplingWithoutReplacement",
+    "sample_match": "outrider.verifiers.sample_match:SampleMatch",
+    "k_seq": "outrider.verifiers.k_seq:KSequential",
+    "optimal_transport": "outrider.verifiers.optimal_transport:OptimalTransport",
+    "typical": "outrider.verifiers.typical:Typical",
 }
 
 SCHEDULES = {

@@ -13,7 +13,7 @@ from outrider.types import FinishReason, StepRecord
 class Result:
     """A finished request. ``tokens`` include a final stop token; ``text`` excludes it and any stop string.
 
-    ``lossy`` is true when the verifier may have changed what the target would have said.
+    ``stats.lossy`` is true when the verifier may have changed what the target would have said.
     """
 
     prompt_tokens: int
@@ -23,7 +23,6 @@ class Result:
     records: tuple[StepRecord, ...]
     stats: Stats
     logprobs: tuple[TokenLogprob, ...] | None = None
-    lossy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

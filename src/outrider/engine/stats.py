@@ -17,7 +17,8 @@ class Stats:
     ``mean_acceptance_length`` is tokens kept per such step, the bonus token included (1.0 means no guess was kept).
     Seconds are wall clock; ``prefill_seconds`` covers the pass that reads the prompt and emits the first token
     (``num_first_tokens``: 1 a request, 0 where a stop condition trimmed it).
-    ``tokens_per_second`` is the decode rate: tokens after the first one over ``decode_seconds``.
+    ``tokens_per_second`` is the decode rate: tokens after the first one over ``decode_seconds``. ``lossy`` says that the
+    verifier may have changed what the target would have said.
     """
 
     prompt_tokens: int
@@ -35,6 +36,7 @@ class Stats:
     verify_seconds: float
     other_seconds: float
     num_first_tokens: int = 1
+    lossy: bool = False
 
     @property
     def decode_seconds(self) -> float:
@@ -50,7 +52,7 @@ class Stats:
         return {**asdict(self), "decode_seconds": self.decode_seconds, "tokens_per_second": self.tokens_per_second}
 
 
-def fold(records: Iterable[StepRecord], prompt_tokens: int) -> Stats:
+def fold(records: Iterable[StepRecord], prompt_tokens: int, lossy: bool = False) -> Stats:
     """Statistics of one request's records."""
     output = first = drafts = drafted = accepted = kept_in_drafts = steps = 0
     prefill = draft = target = verify = other = 0.0
@@ -91,6 +93,7 @@ def fold(records: Iterable[StepRecord], prompt_tokens: int) -> Stats:
         verify_seconds=verify,
         other_seconds=other,
         num_first_tokens=first,
+        lossy=lossy,
     )
 
 
@@ -123,4 +126,5 @@ def combine(stats: Iterable[Stats]) -> Stats:
         verify_seconds=sum(part.verify_seconds for part in parts),
         other_seconds=sum(part.other_seconds for part in parts),
         num_first_tokens=sum(part.num_first_tokens for part in parts),
+        lossy=any(part.lossy for part in parts),
     )
