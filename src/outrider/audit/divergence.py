@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from outrider.engine.engine import Engine
-from outrider.models.base import LanguageModel, Segment
+from outrider.models.base import LanguageModel, Segment, SequenceCache, tree_segment
 from outrider.sampling.params import SamplingParams
 from outrider.schedules.synchronous import PREFILL_ROWS
+from outrider.trees.token_tree import TokenTree
+from outrider.types import StepRecord
 
 NEAR_TIE = {torch.float64: 1e-9, torch.float32: 5e-4, torch.bfloat16: 0.75, torch.float16: 0.1}
 """Gap between the two best logits under which their order is noise; measured in ``docs/guarantees.md``."""
@@ -23,7 +25,10 @@ NEAR_TIE = {torch.float64: 1e-9, torch.float32: 5e-4, torch.bfloat16: 0.75, torc
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two outputs. ``position`` is the first output index that differs, ``gap`` the best two logits' distance there."""
+    """Two outputs. ``position`` is the first output index that differs, ``gap`` the best two logits' distance there.
+
+    ``choices`` are the tokens of the first and the second output there, ``logits`` theirs by the one-row path.
+    """
 
     is_identical: bool
     tokens: int
@@ -31,6 +36,7 @@ class Comparison:
     gap: float | None = None
     tolerance: float = 0.0
     choices: tuple[int, int] | None = None
+    logits: tuple[float, float] | None = None
 
     @property
     def is_near_tie(self) -> bool:
@@ -76,15 +82,35 @@ def compare_outputs(
     chosen = (first[position], second[position])
     best = float(logits.max())
     # Both choices must be near the best: a token that merely ties with another loser explains nothing.
-    gap = best - min(float(logits[chosen[0]]), float(logits[chosen[1]]))
-    return Comparison(False, shortest, position, gap, tolerance, chosen)
+    values = (float(logits[chosen[0]]), float(logits[chosen[1]]))
+    return Comparison(False, shortest, position, best - min(values), tolerance, chosen, values)
+
+
+@torch.inference_mode()
+def logits_of_step(
+    engine: Engine, prompt: Sequence[int], output: Sequence[int], record: StepRecord, position: int
+) -> Tensor:
+    """The target's logits [vocabulary], penalties and bias not applied, for output token ``position``, computed anew.
+
+    By a pass of as many rows, under the same mask, as the decoding step ``record`` had that emitted that token.
+    """
+    cache = _prefilled(engine.model, [*prompt, *output[: record.position - 1]])
+    tree = TokenTree(record.tokens[0])
+    for token, parent in zip(record.tokens[1:], record.parents[1:], strict=True):
+        tree.add(parent, token)
+    node = (0, *record.accepted_path)[position - record.position]
+    return engine.model.forward([tree_segment(cache, tree, [node])])[0].logits[0]
 
 
 def _logits_after(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
     """The target's logits [vocabulary] after ``tokens``, the last one evaluated alone."""
+    return model.forward([Segment(_prefilled(model, tokens[:-1]), tokens[-1:])])[0].logits[0]
+
+
+def _prefilled(model: LanguageModel, tokens: Sequence[int]) -> SequenceCache:
     cache = model.new_cache()
-    for start in range(0, len(tokens) - 1, PREFILL_ROWS):
-        chunk = tokens[start : min(start + PREFILL_ROWS, len(tokens) - 1)]
+    for start in range(0, len(tokens), PREFILL_ROWS):
+        chunk = tokens[start : start + PREFILL_ROWS]
         model.forward([Segment(cache, chunk, logit_rows=())])
         cache.commit(range(len(chunk)))
-    return model.forward([Segment(cache, tokens[-1:])])[0].logits[0]
+    return cache

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from outrider.audit.divergence import Comparison, compare_outputs
 from outrider.engine.engine import Engine
+from outrider.engine.result import Result
 from outrider.sampling.params import SamplingParams
 
 
@@ -45,6 +46,7 @@ def greedy_sweep(
     combinations: Sequence[tuple[Engine, str, str]],
     max_tokens: int = 64,
     progress: Callable[[int, int], None] | None = None,
+    on_difference: Callable[[int, int, Comparison, Result], None] | None = None,
 ) -> list[SweepRow]:
     """Compare every combination with plain decoding.
 
@@ -54,17 +56,20 @@ def greedy_sweep(
         combinations: (engine on the same target, drafter's name, shape's name) to compare.
         max_tokens: output tokens per prompt.
         progress: called with (prompts done, prompts in all).
+        on_difference: called with (index of the combination, of the prompt, comparison, the combination's result).
     """
     params = SamplingParams(max_tokens=max_tokens)
     plain = engine.plain()
     rows = [SweepRow(drafter, shape) for _, drafter, shape in combinations]
     for index, prompt in enumerate(prompts):
         reference = plain.generate(prompt, params)
-        for row, (candidate, _, _) in zip(rows, combinations, strict=True):
+        for which, (row, (candidate, _, _)) in enumerate(zip(rows, combinations, strict=True)):
             result = candidate.generate(prompt, params)
             comparison = compare_outputs(plain, prompt, reference.tokens, result.tokens)
             stats = result.stats
             row.add(index, comparison, len(result.tokens), stats.num_draft_tokens, stats.num_accepted_tokens)
+            if on_difference is not None and not comparison.is_identical:
+                on_difference(which, index, comparison, result)
         if progress is not None:
             progress(index + 1, len(prompts))
     return rows
