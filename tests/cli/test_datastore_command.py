@@ -12,6 +12,7 @@ from outrider.cli import app
 from outrider.drafters.datastore_file import open_store
 from outrider.engine import datastore
 from outrider.text.toy_tokenizer import toy_tokenizer
+from outrider.text.vocabulary import vocabulary_hash
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_build_writes_a_store_that_drafts(texts: list[str], tmp_path: Path, caps
     assert store.header.sources == (*texts, str(letters))
     assert store.header.model == "toy"
     assert store.header.vocab_size == 65
-    assert store.header.vocabulary == datastore.vocabulary_hash(tokenizer)
+    assert store.header.vocabulary == vocabulary_hash(tokenizer)
     parts = "".join("|" if token < 0 else tokenizer.decode([token]) for token in store.tokens.tolist()).split("|")
     assert parts == ["the cat sat on the mat\n" * 3, "the dog ran", string.ascii_letters, ""]
     drafter = f"datastore:{output},min_match=1"

@@ -19,6 +19,8 @@ from outrider.models.toy import ToyModel
 from outrider.sampling.draw import SeededStream
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.transform import LogitsPipeline
+from outrider.text.tokenizer import Tokenizer
+from outrider.text.vocabulary import vocabulary_hash
 from outrider.trees.shapes.base import Shape
 from outrider.trees.shapes.chain import Chain, ChainOptions
 from outrider.trees.shapes.widths import Widths, WidthsOptions
@@ -30,8 +32,12 @@ BUDGET = DraftBudget(64, 64)
 CHAIN = Chain(ChainOptions(length=8))
 
 
-def stored(path: Path, documents: list[list[int]], vocab_size: int = 100) -> str:
-    save_store(build_store(StoreHeader(vocab_size, "", "tiny", ()), documents), path / FILE_NAME)
+TOKENIZER = letters_tokenizer(12)
+
+
+def stored(path: Path, documents: list[list[int]], vocab_size: int = 100, tokenizer: Tokenizer = TOKENIZER) -> str:
+    header = StoreHeader(vocab_size, vocabulary_hash(tokenizer), "tiny", ())
+    save_store(build_store(header, documents), path / FILE_NAME)
     return str(path)
 
 
@@ -119,17 +125,19 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         build_engine(f"datastore:{tmp_path / 'nowhere'}")
 
 
-@pytest.mark.parametrize(("vocab_size", "token"), [(200, 1), (40, 1), (100, 99)])
-def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path, vocab_size: int, token: int) -> None:
-    path = stored(tmp_path, [[token]], vocab_size)
-    target = ToyModel(98)
-    with pytest.raises(IllegalCombinationError, match="build it again with the target's --model"):
-        Datastore(DatastoreOptions(path=path), CHAIN, DraftParts(target))
+def test_a_store_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    """U69, U71: the spelling of every id decides, not the size of the model's head."""
+    path = stored(tmp_path, [[1, 2]], 12)
+    with pytest.raises(IllegalCombinationError, match="build it again with --model"):
+        build_engine(f"datastore:{path}", target=ToyModel(13), tokenizer=letters_tokenizer(13))
+    padded = build_engine(f"datastore:{path}", target=ToyModel(16), tokenizer=letters_tokenizer(12))
+    assert padded.generate([1], SamplingParams(max_tokens=3)).tokens
 
 
-def test_padding_rows_of_the_target_are_no_difference(tmp_path: Path) -> None:
-    path = stored(tmp_path, [[1, 2]], vocab_size=94)
-    assert Datastore(DatastoreOptions(path=path), CHAIN, DraftParts(MODEL)).store.header.vocab_size == 94
+def test_a_token_beyond_the_targets_head_is_refused(tmp_path: Path) -> None:
+    path = stored(tmp_path, [[99]])
+    with pytest.raises(IllegalCombinationError, match="build it again with --model"):
+        Datastore(DatastoreOptions(path=path), CHAIN, DraftParts(ToyModel(98)))
 
 
 @pytest.mark.parametrize("options", [{"min_match": 17}, {"max_match": 65}, {"hits": 0}, {"file": "x"}])
@@ -187,9 +195,9 @@ def test_the_law_at_temperature_1_is_the_targets(
     """Invariant 2: every random outcome of prefill and steps, end to end, on a vocabulary of 3."""
     size, prompt = 3, [0, 1]
     params = SamplingParams(temperature=1.0, max_tokens=4, frequency_penalty=0.3)
-    path = stored(tmp_path, [[0, 1, 2, 0, 1, 1], [1, 2, 0, 2], [0, 2, 1]], vocab_size=size)
     target = ToyModel(size, order=1, sharpness=0.9, seed=10)
     tokenizer = letters_tokenizer(size, with_end=False)
+    path = stored(tmp_path, [[0, 1, 2, 0, 1, 1], [1, 2, 0, 2], [0, 2, 1]], size, tokenizer)
     engine = build_engine(
         f"datastore:{path},min_match=1", shape, ProposalKind.DETERMINISTIC, verifier, target=target, tokenizer=tokenizer
     )

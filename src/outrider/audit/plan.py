@@ -169,7 +169,8 @@ def _refusal(engine: Engine, plan: AuditPlan) -> str | None:
     try:
         if plan.params.regime is Regime.GREEDY:
             raise InvalidOptionError("the statistics and replay parts need a temperature above 0")
-        engine.lane(Regime.SAMPLED)
+        vocabulary = engine.pipeline(plan.params, ()).vocab_size
+        engine.lane(Regime.SAMPLED).verifier.admit(plan.params, vocabulary)
     except UsageError as error:
         if plan.is_strict:
             raise

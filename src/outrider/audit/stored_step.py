@@ -187,7 +187,8 @@ def _labelled(p: Tensor, rows: Sequence[Tensor], fixed: Sequence[int]) -> Tensor
     """Token ids, ascending, that keep a label of their own."""
     best = [torch.topk(row, min(LABELS, row.shape[-1])) for row in (p, *rows)]
     kept = [top.indices[top.values > 0.0] for top in best]
-    return torch.unique(torch.cat([*kept, torch.tensor(fixed, dtype=torch.long)]))
+    tokens: Tensor = torch.unique(torch.cat([*kept, torch.tensor(fixed, dtype=torch.long)]))
+    return tokens
 
 
 def _relabelled(row: Tensor, kept: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ one sequence; ``propose`` grows a tree with the configured shape, ``observe`` te
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -174,12 +174,14 @@ class DraftParts:
         draft_model: the second model, for drafters that need one.
         members: drafters that this one combines or uses, each with its own shape.
         translator: between the two models' tokens, for drafters whose model has another tokenizer.
+        vocabulary_hash: computes what identifies the target's tokenizer, for drafters that read stored token ids.
     """
 
     target: LanguageModel
     draft_model: LanguageModel | None = None
     members: tuple[Drafter, ...] = ()
     translator: Translator | None = None
+    vocabulary_hash: Callable[[], str] | None = None
 
 
 class Drafter(ABC):

@@ -19,7 +19,6 @@ from outrider.drafters.base import Drafter, DraftOptions, DraftParts, GrowingSes
 from outrider.drafters.datastore_file import open_store, store_path
 from outrider.drafters.datastore_index import SORTED, Positions, TokenStore
 from outrider.errors import IllegalCombinationError, InvalidOptionError
-from outrider.models.base import LanguageModel
 from outrider.trees.shapes.base import Candidates, GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
 
@@ -65,7 +64,7 @@ class Datastore(Drafter):
         path = store_path(options.path)
         self.lookup = options
         self.store = open_store(path)
-        _check_vocabulary(str(path), self.store, parts.target)
+        _check_vocabulary(str(path), self.store, parts)
 
     def new_session(self) -> DatastoreSession:
         return DatastoreSession(self.shape, self.lookup, self.store)
@@ -113,15 +112,15 @@ class _RetrievedSource:
         return Candidates(tokens[order].tolist(), (counts[order] / occurrences).tolist())
 
 
-def _check_vocabulary(path: str, store: TokenStore, target: LanguageModel) -> None:
-    """The drafter has no tokenizer: it compares sizes, leaving room for a head's padding rows.
+def _check_vocabulary(path: str, store: TokenStore, parts: DraftParts) -> None:
+    """Token ids mean something in one tokenizer only.
 
     Raises:
-        IllegalCombinationError: naming both sizes.
+        IllegalCombinationError: naming the model that the store was built for.
     """
-    known, rows = store.header.vocab_size, target.vocab_size
-    if abs(known - rows) > max(8, rows // 50) or int(store.tokens.max()) >= rows:
+    same = parts.vocabulary_hash is None or parts.vocabulary_hash() == store.header.vocabulary
+    if not same or int(store.tokens.max()) >= parts.target.vocab_size:
         raise IllegalCombinationError(
-            f"the datastore '{path}' was built for '{store.header.model}' with {known} tokens, the target has {rows}; "
-            "build it again with the target's --model"
+            f"the datastore '{path}' holds tokens of '{store.header.model}' ({store.header.vocab_size} of them), which "
+            f"mean something else to the target; build it again with --model {parts.target.name}"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from outrider.config import EngineConfig
 from outrider.drafters.base import Drafter, DraftParts
@@ -20,7 +21,7 @@ from outrider.schedules.base import Schedule
 from outrider.schedules.controller import Controller
 from outrider.schedules.synchronous import Synchronous
 from outrider.text.translate import Translator
-from outrider.text.vocabulary import explain_difference
+from outrider.text.vocabulary import explain_difference, vocabulary_hash
 from outrider.types import ProposalKind, Regime, Topology
 from outrider.verifiers.base import Verifier
 
@@ -190,7 +191,7 @@ def _build_drafter(plan: DraftPlan, target: LoadedModel, drafts: list[LoadedMode
     # A merging drafter grows nothing itself: its shape only says what its members were given.
     proposal = ProposalKind.DETERMINISTIC if plan.drafter.cls.merges else plan.proposal
     shape = plan.shape.cls(plan.shape.options, proposal)
-    parts = DraftParts(target.model, model, members, translator)
+    parts = DraftParts(target.model, model, members, translator, partial(vocabulary_hash, target.tokenizer))
     drafter: Drafter = plan.drafter.cls(plan.drafter.options, shape, parts)
     return drafter
 

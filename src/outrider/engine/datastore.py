@@ -5,8 +5,6 @@ Only the model's tokenizer is read, never its weights.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from outrider.errors import InvalidOptionError, RunError
 from outrider.models.load import open_checkpoint, resolve
 from outrider.text.tokenizer import Tokenizer
 from outrider.text.toy_tokenizer import toy_tokenizer
+from outrider.text.vocabulary import vocabulary_hash
 
 _PIECE = 1 << 20
 """Characters tokenised at once, cut at the end of a line."""
@@ -82,11 +81,6 @@ def load_tokenizer(model: str, progress: Progress | None = None) -> Tokenizer:
     if location.kind == "gguf":
         return Tokenizer.from_gguf(getattr(open_checkpoint(location), "metadata", {}))
     return Tokenizer.from_directory(location.path)
-
-
-def vocabulary_hash(tokenizer: Tokenizer) -> str:
-    """SHA-256 (hex) of every token's spelling and id."""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.vocabulary().items())).encode()).hexdigest()
 
 
 def _read(file: Path) -> str:

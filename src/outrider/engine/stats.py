@@ -17,8 +17,8 @@ class Stats:
     ``mean_acceptance_length`` is tokens kept per such step, the bonus token included (1.0 means no guess was kept).
     Seconds are wall clock; ``prefill_seconds`` covers the pass that reads the prompt and emits the first token
     (``num_first_tokens``: 1 a request, 0 where a stop condition trimmed it).
-    ``tokens_per_second`` is the decode rate: tokens after the first one over ``decode_seconds``. ``lossy`` says that the
-    verifier may have changed what the target would have said.
+    ``tokens_per_second`` is the decode rate: tokens after the first one over ``decode_seconds``. ``lossy`` says that
+    the verifier may have changed what the target would have said.
     """
 
     prompt_tokens: int

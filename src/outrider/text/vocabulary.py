@@ -6,6 +6,8 @@ never needs them proposed, and a drafter that proposes one is refused by the ver
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 
 from outrider.text.tokenizer import Tokenizer
@@ -34,6 +36,11 @@ def explain_difference(a: Tokenizer, b: Tokenizer) -> str | None:
 def same_vocabulary(a: Tokenizer, b: Tokenizer) -> bool:
     """Whether every id up to the smaller tokenizer means the same token in both."""
     return a is b or explain_difference(a, b) is None
+
+
+def vocabulary_hash(tokenizer: Tokenizer) -> str:
+    """SHA-256 (hex) of every token's spelling and id: what a file of token ids says about its tokenizer."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.vocabulary().items())).encode()).hexdigest()
 
 
 def _spellings(tokenizer: Tokenizer) -> dict[int, str]:
