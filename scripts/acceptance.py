@@ -135,7 +135,8 @@ def section_rules(args: argparse.Namespace) -> tuple[str, object]:
         f"- `swor` less `multi_step` with replacement, k >= 2: {spelled(gap)}; rows where the estimate of `swor` is "
         f"lower: {below_multi_step} of {cells}",
     ]
-    return "\n".join(lines), found
+    rounded = {name: {k: [round(x, 4) for x in values] for k, values in by_k.items()} for name, by_k in found.items()}
+    return "\n".join(lines), rounded
 
 
 # -- shapes and verifiers, by decoding ---------------------------------------------------------------------------

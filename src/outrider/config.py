@@ -12,9 +12,9 @@ from outrider.types import ProposalKind
 class EngineConfig(BaseModel):
     """One engine. Parts are given as ``name`` or ``name:option=value,option=value`` (``engine/spec.py``).
 
-    ``shape``, ``verifier`` and ``proposal`` may be left out: the drafter's default shape; greedy matching at
-    temperature 0 and multi-step sampling above; the best children at temperature 0 and for n-grams, drawn children
-    otherwise. ``lossy`` admits a verifier that changes the output, and must be said.
+    ``shape``, ``verifier`` and ``proposal`` may be left out: the drafter's default shape; the best children at
+    temperature 0 and for n-grams, drawn children otherwise; greedy matching at temperature 0, above it sample matching
+    for the best children and multi-step sampling for drawn ones. ``lossy`` admits a verifier that changes the output, and must be said.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -99,3 +99,20 @@ def test_a_law_test_passes_from_alpha_on() -> None:
     (test, *_) = compare_continuations([[1], [2]] * 30, [[1], [2]] * 30, 1, 0)
     assert LawTest(test.name, test.test, ALPHA).passed
     assert not LawTest(test.name, test.test, ALPHA * 0.99).passed
+
+
+def test_continuations_share_the_prompt_s_cache() -> None:
+    """With ``reuse`` a place in the batch evaluates the prompt once, later requests only its last token."""
+    built = engine()
+    seen: list[int] = []
+    forward = built.model.forward
+
+    def counting(segments, hidden=(), skip=frozenset()):  # type: ignore[no-untyped-def]
+        seen.extend(len(segment.tokens) for segment in segments)
+        return forward(segments, hidden, skip)
+
+    built.model.forward = counting  # type: ignore[method-assign]
+    requests = [(number, PROMPT, PARAMS.model_copy(update={"max_tokens": 1, "seed": number})) for number in range(6)]
+    first = [result.tokens for _, result in built.run(requests, 2, reuse=True)]
+    assert seen == [3, 3, 1, 1, 1, 1]
+    assert first == [result.tokens for _, result in built.run(requests, 2)]

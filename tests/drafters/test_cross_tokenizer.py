@@ -144,6 +144,19 @@ def test_greedy_text_is_plain(mode: str, proposal: ProposalKind | None, shape: s
     assert accepted > 60
 
 
+@pytest.mark.parametrize("forward", [True, False])
+def test_sampled_text_is_plain_under_sample_match(forward: bool) -> None:
+    """Text guesses at temperature 1: the target's own draws walk down the chain, so the seed alone decides the text."""
+    fast = engine("text", "chain:4", DETERMINISTIC, forward=forward, verifier="sample_match")
+    plain, ids, accepted = fast.plain(), fast.tokenizer.encode(PROMPTS[0]), 0
+    for seed in range(8):
+        params = SamplingParams(temperature=1.0, max_tokens=30, seed=seed, ignore_eos=True)
+        result = fast.generate(ids, params)
+        assert result.tokens == plain.generate(ids, params).tokens
+        accepted += result.stats.num_accepted_tokens
+    assert accepted > 60
+
+
 def test_padding_and_foreign_rows_are_never_proposed() -> None:
     """U69: the draft's padding rows have the best logits; and the letter that it lacks can't come from it."""
     lacking = TARGET.encode("k")[0]

@@ -10,7 +10,7 @@ from engine.tiny_engines import Combination, build_engine, combinations, random_
 from outrider.engine.engine import Engine
 from outrider.models.toy import ToyModel
 from outrider.sampling.params import SamplingParams
-from outrider.types import Regime
+from outrider.types import ProposalKind, Regime
 
 PROMPTS = random_prompts(5, 12, seed=31)
 BASE = SamplingParams(max_tokens=16, temperature=0.9, top_p=0.9, ignore_eos=True)
@@ -109,3 +109,18 @@ def test_the_controller_counts_tokens_per_sequence(monkeypatch: pytest.MonkeyPat
     params = SamplingParams(max_tokens=9, ignore_eos=True)
     list(engine.run([(i, p, params) for i, p in enumerate(PROMPTS)], batch=5))
     assert seen == [4.0, 4.0]
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "layer_skip", "ensemble", "lookahead"])
+def test_sample_match_gives_plain_samplings_text_whatever_the_clock_says(
+    monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    """Invariant 8 for seeded requests: the controller stays on, and the text is that of no speculation at all."""
+    params = [seeded(i) for i in range(len(PROMPTS))]
+    expected = adaptive_outputs(build_engine("none"), params, 1)
+    for seed in range(3):
+        jitter(monkeypatch, seed)
+        engine = build_engine(drafter, "chain:4", ProposalKind.DETERMINISTIC, adaptive=True)
+        assert engine.describe()["verifier"] == "greedy (greedy), sample_match (sampled)"
+        assert adaptive_outputs(engine, params, 1 + seed) == expected
+        assert engine._lanes[Regime.SAMPLED].schedule.controller.step > 0

@@ -134,6 +134,8 @@ def run_audit(
     """
     if plan.needs_engine and (engine is None or not prompts):
         raise ValueError("these parts need an engine and a prompt")
+    if engine is not None and engine.config.adaptive:
+        engine = engine.with_parts(adaptive=False)  # else the clock could turn off what is to be tested
     settings = plan.settings() | ({} if engine is None else dict(engine.describe()))
     parts = []
     for part in plan.parts:

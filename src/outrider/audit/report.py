@@ -185,7 +185,7 @@ def statistics_report(rows: Sequence[PromptComparison]) -> PartReport:
             test.name,
             str(test.test.cells),
             f"{test.test.statistic:.1f}",
-            "permutations" if test.test.freedom == 0 else str(test.test.freedom),
+            "perm." if test.test.freedom == 0 else str(test.test.freedom),
             f"{test.test.p_value:.3g}",
             f"{test.corrected:.3g}",
             _mark(test.passed),

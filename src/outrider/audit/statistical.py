@@ -112,7 +112,7 @@ def continuations(
 ) -> Iterator[tuple[int, Result]]:
     """(number, result) of a continuation for each of ``seeds``, as they finish."""
     requests = ((number, prompt, params.model_copy(update={"seed": seed})) for number, seed in enumerate(seeds))
-    for key, result in engine.run(requests, batch):
+    for key, result in engine.run(requests, batch, reuse=True):
         yield int(str(key)), result
 
 

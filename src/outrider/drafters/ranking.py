@@ -20,7 +20,7 @@ from outrider.types import Regime
 
 _BLOCK = 32
 """Logits whose maximum stands for them."""
-_CHUNK = 32
+_CHUNK = 16
 """Rows normalised together: their probabilities stay in a CPU's cache."""
 _COLDEST = 1e-6
 """Colder requests rank the same in float32: everything but the best tokens has probability 0."""
@@ -59,16 +59,22 @@ def best_children(logits: Tensor, params: SamplingParams, k: int, least: FloatAr
 
 def _log_sum(whole: Tensor, maxima: Tensor, rows: Tensor, scale: float) -> Tensor:
     """log of the sum of exp of the scaled logits, float32 [len(rows)], read off the best token's probability."""
-    highest_logit, best = maxima.max(dim=1)
-    step = _CHUNK if whole.device.type == "cpu" else max(1, len(rows))
-    parts = []
-    for start in range(0, len(rows), step):
-        chunk = whole.flatten(1).index_select(0, rows[start : start + step])
-        chunk = chunk if scale == 1.0 else chunk.float().mul_(scale)
-        probabilities = torch.softmax(chunk, dim=1, dtype=torch.float32).view(len(chunk), *whole.shape[1:])
-        index = torch.arange(len(chunk), device=whole.device)
-        parts.append(probabilities[index, :, best[start : start + step]].amax(dim=1))
-    return highest_logit - torch.cat(parts).log() if parts else highest_logit
+    highest, best = maxima.max(dim=1)
+    step = min(len(rows), _CHUNK if whole.device.type == "cpu" else len(rows))
+    # One buffer, in place: fresh memory for every chunk costs more than the arithmetic.
+    buffer = torch.empty((step, *whole.shape[1:]), dtype=torch.float32, device=whole.device)
+    index = torch.arange(step, device=whole.device)
+    log_sum = highest.clone()
+    for start in range(0, len(rows), max(1, step)):
+        mine = slice(start, start + step)
+        chunk = buffer[: len(rows[mine])]
+        chunk.copy_(whole.index_select(0, rows[mine]))
+        if scale != 1.0:
+            chunk.mul_(scale)
+        flat = chunk.view(len(chunk), -1)
+        torch.softmax(flat, dim=1, out=flat)
+        log_sum[mine] -= chunk[index[: len(chunk)], :, best[mine]].amax(dim=1).log()
+    return log_sum
 
 
 def _above(

@@ -25,7 +25,6 @@ from outrider.text.vocabulary import explain_difference, vocabulary_hash
 from outrider.types import ProposalKind, Regime, Topology
 from outrider.verifiers.base import Verifier
 
-DEFAULT_VERIFIER = {Regime.GREEDY: "greedy", Regime.SAMPLED: "multi_step"}
 MOST_NODES = 4096
 
 
@@ -73,7 +72,7 @@ def plan_parts(config: EngineConfig, regime: Regime) -> PartsPlan:
     drafter = parse_part("drafter", config.drafter)
     shape = None if config.shape is None else parse_part("shape", config.shape)
     draft = _plan_draft(drafter, shape, config.proposal, regime)
-    verifier = parse_part("verifier", config.verifier or DEFAULT_VERIFIER[regime])
+    verifier = parse_part("verifier", config.verifier or _default_verifier(draft.proposal, regime))
     _check_draft_models(draft, config)
     check_exact(verifier, draft.proposal, draft.topology, regime, config.lossy)
     return PartsPlan(draft, verifier)
@@ -208,6 +207,13 @@ def check_draft_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
             f"draft model '{draft.name}' has another tokenizer than '{target.name}': {difference}; "
             "use a draft model of the same family, or --drafter cross_tokenizer"
         )
+
+
+def _default_verifier(proposal: ProposalKind, regime: Regime) -> str:
+    if regime is Regime.GREEDY:
+        return "greedy"
+    # Equal in law and acceptance for deterministic guesses, and a seed then gives plain sampling's text.
+    return "sample_match" if proposal is ProposalKind.DETERMINISTIC else "multi_step"
 
 
 def _default_proposal(drafter: PartSpec, shape: PartSpec, regime: Regime) -> ProposalKind:

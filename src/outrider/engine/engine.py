@@ -128,20 +128,21 @@ class Engine:
         return self._events(active)
 
     def run(
-        self, requests: Iterable[tuple[object, Prompt, SamplingParams]], batch: int = 1
+        self, requests: Iterable[tuple[object, Prompt, SamplingParams]], batch: int = 1, reuse: bool = False
     ) -> Iterator[tuple[object, Result]]:
         """Decode many requests, ``batch`` at a time; yields (key, result) as each finishes.
 
-        A finished request's place is taken by the next one at once.
+        A finished request's place is taken by the next one at once, with ``reuse`` also its caches (for equal prompts).
         """
         if batch < 1:
             raise InvalidOptionError(f"batch={batch} is not allowed: it must be at least 1")
         waiting = iter(requests)
         running: list[_Active] = []
+        idle: list[Session] = []
         try:
             while True:
                 while len(running) < batch and (request := next(waiting, None)) is not None:
-                    active = self._admit(*request, Session())
+                    active = self._admit(*request, idle.pop() if idle else Session())
                     running.append(active)
                     if not self._is_finished(active):
                         self._prefill(active)
@@ -153,7 +154,9 @@ class Engine:
                 for active in [a for a in running if self._is_finished(a)]:
                     running.remove(active)
                     active.text.push(active.sequence.output, active.sequence.finish)
-                    yield active.key, self._close(active)
+                    result = self._close(active)
+                    idle += [active.session] if reuse else []
+                    yield active.key, result
         finally:
             for active in running:
                 self._close(active)
@@ -252,8 +255,8 @@ class Engine:
         cache = self._reusable_cache(session, tokens)
         draft_session = session.drafts.pop(lane.drafter, None) or lane.drafter.new_session()
         random = SeededStream(params.seed)
-        # With a fixed seed above temperature 0 the draws depend on the tree, so the clock must not choose it.
-        is_adaptive = params.regime is Regime.GREEDY or params.seed is None
+        # Where a seed's draws depend on the tree, the clock must not choose it.
+        is_adaptive = params.regime is Regime.GREEDY or params.seed is None or lane.verifier.seed_fixes_text
         sequence = RunningSequence(tokens, pipeline, random, rules, lane.verifier, cache, draft_session, is_adaptive)
         if params.max_tokens == 0:
             sequence.finish = FinishReason.LENGTH

@@ -52,6 +52,7 @@ class Verifier(ABC):
         Options, positional: a pydantic model of the rule's options, and the one that ``name:VALUE`` fills.
         exact_for: the (proposal kind, topology, regime) triples for which the law is exactly the target's.
         lossy: true for rules that must be asked for explicitly.
+        seed_fixes_text: whether a seed gives plain sampling's text, whatever the tree; else the draws depend on it.
         summary, source: one line and a citation for ``outrider methods``.
     """
 
@@ -59,6 +60,7 @@ class Verifier(ABC):
     positional: ClassVar[str | None] = None
     exact_for: ClassVar[Exactness]
     lossy: ClassVar[bool] = False
+    seed_fixes_text: ClassVar[bool] = False
     summary: ClassVar[str]
     source: ClassVar[str]
 

@@ -20,6 +20,7 @@ class SampleMatch(Verifier):
     """Draw the target's token at each node; descend while it is a child."""
 
     exact_for: ClassVar[Exactness] = exactness(list(ProposalKind), list(Topology), list(Regime))
+    seed_fixes_text = True
     summary = "the target's own sample walks down the tree: a seed gives plain sampling's text"
     source = "SpecExec, Svirschevski et al. 2024, arXiv:2406.02532"
 
