@@ -14,7 +14,8 @@ class EngineConfig(BaseModel):
 
     ``shape``, ``verifier`` and ``proposal`` may be left out: the drafter's default shape; the best children at
     temperature 0 and for n-grams, drawn children otherwise; greedy matching at temperature 0, above it sample matching
-    for the best children and multi-step sampling for drawn ones. ``lossy`` admits a verifier that changes the output, and must be said.
+    for the best children and multi-step sampling for drawn ones. ``lossy`` admits a verifier that changes the output,
+    and must be said.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -14,7 +14,8 @@ from fake_engine import Loader
 from outrider.cli import app, reexec
 from outrider.errors import DownloadError
 
-COMMANDS = ["generate", "chat", "demo", "models", "methods", "pull", "doctor"]
+COMMANDS = ["generate", "chat", "demo", "audit", "models", "methods", "pull", "doctor"]
+SUBCOMMANDS = ["tune acceptance", "tune layers", "datastore build"]
 
 
 def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -37,9 +38,9 @@ def test_version_through_the_module() -> None:
     assert done.stdout.startswith("outrider 0.")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS + SUBCOMMANDS)
 def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.run([command, "--help"]) == 0
+    assert app.run([*command.split(), "--help"]) == 0
     assert f"Example: outrider {command}" in capsys.readouterr().out
 
 

@@ -240,8 +240,9 @@ def test_characters_split_over_tokens(target: Tokenizer, draft: Tokenizer, lengt
     fast = reciters(target, draft, "12" + said, f"chain:{length}")
     result = fast.generate(target.encode("12"), SamplingParams(max_tokens=80))
     assert result.text == said
-    assert result.stats.num_draft_tokens >= 9
     assert result.stats.num_accepted_tokens == result.stats.num_draft_tokens
+    # Almost every chain is as long as it may be: giving out part of a character does not end it.
+    assert result.stats.num_steps <= -(-len(result.tokens) // (length + 1)) + 1
 
 
 # -- the law above temperature 0 -----------------------------------------------------------------------------------

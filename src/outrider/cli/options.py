@@ -50,7 +50,8 @@ Proposal = Annotated[
 Verifier = Annotated[
     str | None,
     typer.Option(
-        help="Rule that accepts guesses. (default: greedy at temperature 0; above, sample_match, for drawn guesses multi_step)", rich_help_panel=_PARTS
+        help="Rule that accepts guesses. (default: greedy at temperature 0; above, sample_match or, drawn, multi_step)",
+        rich_help_panel=_PARTS,
     ),
 ]
 MaxNodes = Annotated[
