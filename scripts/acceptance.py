@@ -1,6 +1,6 @@
 """Measure the acceptance figures of docs/benchmarks.md: tokens per pass of the target, no seconds.
 
-    python scripts/acceptance.py rules|shapes|sampled|union|drafters [--data spec_bench.jsonl] [--train train_prompts.jsonl]
+    python scripts/acceptance.py rules|shapes|sampled|union|drafters [--data FILE.jsonl] [--train FILE.jsonl]
 
 The draft is ``layer_skip`` with the searched subset that ships for the default model, unless a section says otherwise.
 Nothing here depends on the clock (the controller is off), so other work on the machine does not change a figure. Raw
@@ -211,8 +211,8 @@ def section_shapes(args: argparse.Namespace) -> tuple[str, object]:
     ]
     results = compare(engine, arms, prompts)
     lines = [
-        f"60 prompts, {TOKENS} new tokens, temperature 0, bfloat16, draft `{DRAFT}` (searched subset), {NODES} guesses a "
-        f"step but for the chain. Acceptance vector, measured on 12 training prompts: {vector}.",
+        f"60 prompts, {TOKENS} new tokens, temperature 0, bfloat16, draft `{DRAFT}` (searched subset), {NODES} guesses "
+        f"a step but for the chain. Acceptance vector, measured on 12 training prompts: {vector}.",
         "",
         *table(results),
         "",
@@ -239,8 +239,8 @@ def section_sampled(args: argparse.Namespace) -> tuple[str, object]:
     results = compare(engine, arms, prompts)
     names = [arm.label for arm in arms]
     lines = [
-        f"60 prompts, {TOKENS} new tokens, temperature 1, bfloat16, draft `{DRAFT}` (searched subset). Acceptance vector, "
-        f"measured on 12 training prompts: {vector}.",
+        f"60 prompts, {TOKENS} new tokens, temperature 1, bfloat16, draft `{DRAFT}` (searched subset). Acceptance "
+        f"vector, measured on 12 training prompts: {vector}.",
         "",
         *table(results),
         "",

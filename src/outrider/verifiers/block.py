@@ -35,7 +35,7 @@ class Block(Verifier):
         [Topology.CHAIN],
         list(Regime),
     )
-    summary = "a chain judged as a whole, the longest prefix first; never fewer guesses kept than token by token"
+    summary = "a chain judged as a whole, longest prefix first; on average no fewer guesses kept than token by token"
     source = "Block verification, Sun et al. 2025, arXiv:2403.10444"
 
     def verify(self, tree: TokenTree, target: TargetDistributions, random: RandomStream, position: int) -> Verdict:
