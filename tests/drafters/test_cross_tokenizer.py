@@ -16,8 +16,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from torch import Tensor
 
-from engine.tiny_engines import END, build_engine, letters_tokenizer, loaded, random_prompts
-from outrider.audit.enumeration import EnumeratingStream, outcomes
+from engine.tiny_engines import END, build_engine, engine_law, letters_tokenizer, loaded, random_prompts
 from outrider.config import EngineConfig
 from outrider.drafters.cross_tokenizer import CrossTokenizerSession, Mode
 from outrider.engine.engine import Engine
@@ -297,18 +296,7 @@ def test_exact_law(
 ) -> None:
     """Invariant 2: every random outcome of a short request, and guesses that were kept in some of them."""
     fast = law_engine(kind, shape, mode)
-    law: dict[tuple[int, ...], float] = {}
-    accepted = 0
-
-    def run(stream: EnumeratingStream) -> tuple[int, ...]:
-        nonlocal accepted
-        monkeypatch.setattr("outrider.engine.engine.SeededStream", lambda seed: stream)
-        result = fast.generate([0, 1], params)
-        accepted += result.stats.num_accepted_tokens
-        return result.tokens
-
-    for tokens, probability in outcomes(run):
-        law[tokens] = law.get(tokens, 0.0) + probability
+    law, accepted = engine_law(monkeypatch, fast, [0, 1], params)
     expected = exact_law(params, [0, 1], params.max_tokens)
     assert accepted > 0
     assert {tokens for tokens, mass in law.items() if mass > 1e-15} == expected.keys()
@@ -334,15 +322,8 @@ def test_no_shared_token_may_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """All shared tokens are stop ids that ``min_tokens`` forbids: guesses are useless, the law is still right."""
     params = SamplingParams(temperature=1.0, max_tokens=3, min_tokens=3, stop_token_ids=(0, 1))
     fast = law_engine(WITHOUT, "widths:2,1", "auto")
-    seen: set[tuple[int, ...]] = set()
-
-    def run(stream: EnumeratingStream) -> tuple[int, ...]:
-        monkeypatch.setattr("outrider.engine.engine.SeededStream", lambda seed: stream)
-        return fast.generate([0, 1], params).tokens
-
-    for tokens, probability in outcomes(run):
-        seen |= {tokens} if probability > 0 else set()
-    assert seen == {(2, 2, 2)}
+    law, _ = engine_law(monkeypatch, fast, [0, 1], params)
+    assert {tokens for tokens, mass in law.items() if mass > 0} == {(2, 2, 2)}
 
 
 def test_frequencies_over_seeds() -> None:

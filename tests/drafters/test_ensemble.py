@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.tiny_engines import build_engine, letters_tokenizer, random_prompts
-from outrider.audit.enumeration import EnumeratingStream, outcomes
+from engine.tiny_engines import build_engine, engine_law, letters_tokenizer, random_prompts
 from outrider.config import EngineConfig
 from outrider.drafters.base import DraftBudget, DraftContext, DraftSession, Observation
-from outrider.drafters.ensemble import EnsembleSession
+from outrider.drafters.ensemble import EnsembleSession, equal_shares
 from outrider.engine.build import plan_parts
 from outrider.engine.engine import Engine
 from outrider.errors import IllegalCombinationError, InvalidOptionError
@@ -64,6 +63,22 @@ def test_the_budget_is_shared_equally_and_the_first_member_gets_the_odd_guess() 
         assert tuple(tree.drafted for tree in session._trees) == expected
 
 
+def test_what_a_small_member_cannot_use_goes_to_the_larger_ones() -> None:
+    """Without a node limit every member has room for its whole tree."""
+    session, _ = session_of(build_engine("ensemble:replay:1.0@chain:2+layer_skip:1@chain:8"))
+    session.propose(DraftBudget(10, 10))
+    assert isinstance(session, EnsembleSession)
+    assert [tree.drafted for tree in session._trees] == [2, 8]
+
+
+@pytest.mark.parametrize(
+    ("budget", "sizes", "expected"),
+    [(0, [4, 4], [0, 0]), (1, [4, 4], [1, 0]), (5, [4, 4], [3, 2]), (9, [8, 2, 3], [4, 2, 3]), (99, [8, 2], [8, 2])],
+)
+def test_shares_of_a_budget(budget: int, sizes: list[int], expected: list[int]) -> None:
+    assert equal_shares(budget, sizes) == expected
+
+
 def test_union_needs_fewer_steps_than_either_member() -> None:
     """Greedy text, the same guesses for each member as alone: a position is covered when any member covers it."""
     params = SamplingParams(max_tokens=60, ignore_eos=True)
@@ -76,18 +91,6 @@ def test_union_needs_fewer_steps_than_either_member() -> None:
     assert steps("ensemble:layer_skip:2@widths:2,1+ngram@chain:4") < min(alone)
 
 
-def law_of(engine: Engine, monkeypatch: pytest.MonkeyPatch, params: SamplingParams) -> dict[tuple[int, ...], float]:
-    law: dict[tuple[int, ...], float] = {}
-
-    def run(stream: EnumeratingStream) -> tuple[int, ...]:
-        monkeypatch.setattr("outrider.engine.engine.SeededStream", lambda seed: stream)
-        return engine.generate(PROMPT, params).tokens
-
-    for tokens, probability in outcomes(run):
-        law[tokens] = law.get(tokens, 0.0) + probability
-    return law
-
-
 def two_sampled_members() -> Engine:
     target = ToyModel(2, order=1, sharpness=0.9, seed=10)
     return build_engine(TWO, target=target, tokenizer=letters_tokenizer(2, with_end=False), max_nodes=5)
@@ -96,7 +99,8 @@ def two_sampled_members() -> Engine:
 def distance_from_plain(monkeypatch: pytest.MonkeyPatch) -> float:
     params = SamplingParams(temperature=1.0, max_tokens=4)
     engine = two_sampled_members()
-    found, expected = law_of(engine, monkeypatch, params), law_of(engine.plain(), monkeypatch, params)
+    found, _ = engine_law(monkeypatch, engine, PROMPT, params)
+    expected, _ = engine_law(monkeypatch, engine.plain(), PROMPT, params)
     return 0.5 * sum(abs(found.get(key, 0.0) - expected.get(key, 0.0)) for key in found | expected)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from engine.tiny_engines import Combination, build_engine, combinations, letters_tokenizer
+from engine.tiny_engines import Combination, build_engine, combinations, engine_law, letters_tokenizer
 from outrider.audit.enumeration import EnumeratingStream, outcomes
 from outrider.engine.engine import Engine
 from outrider.models.toy import ToyModel
@@ -62,14 +62,7 @@ def test_exact_law_of_prefill_and_steps(
 ) -> None:
     """U12, U13, U17, U22, U23, U50, U52: every random outcome of a short request, end to end."""
     engine = tiny(combination, 3)
-    law: dict[tuple[int, ...], float] = {}
-
-    def run(stream: EnumeratingStream) -> tuple[int, ...]:
-        monkeypatch.setattr("outrider.engine.engine.SeededStream", lambda seed: stream)
-        return engine.generate(PROMPT, params).tokens
-
-    for tokens, probability in outcomes(run):
-        law[tokens] = law.get(tokens, 0.0) + probability
+    law, _ = engine_law(monkeypatch, engine, PROMPT, params)
     expected = exact_law(3, params, params.max_tokens, PROMPT)
     assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
     assert {k: v for k, v in law.items() if v > 1e-15}.keys() == expected.keys()

@@ -10,6 +10,7 @@ import pytest
 import outrider
 from engine.tiny_engines import build_engine, letters_tokenizer, loaded
 from outrider.config import EngineConfig
+from outrider.engine.build import plan_parts
 from outrider.engine.engine import Engine
 from outrider.errors import (
     ContextLengthError,
@@ -55,6 +56,22 @@ def test_sampled_proposals_with_ngram(proposal: str) -> None:
 
 def test_a_shape_that_cannot_make_the_proposal() -> None:
     refuse(IllegalCombinationError, "per_source", drafter="small_model", draft_model="toy-draft", proposal="per_source")
+
+
+def test_a_shape_that_cannot_make_the_proposal_is_refused_before_weights_load() -> None:
+    config = EngineConfig(drafter="layer_skip", shape="pacer", proposal=ProposalKind.IID)
+    with pytest.raises(IllegalCombinationError) as caught:
+        plan_parts(config, Regime.SAMPLED)
+    check_message(caught.value, "pacer", "iid", "--proposal deterministic")
+
+
+def test_parts_that_only_the_built_drafter_refuses_for_one_temperature_serve_the_other() -> None:
+    """Text re-encoding has nothing to draw from: no sampling with drawn guesses, but temperature 0 works."""
+    engine = outrider.load("toy", drafter="cross_tokenizer:text", draft_model="toy-draft")
+    assert len(engine.generate("hello", SamplingParams(max_tokens=3, ignore_eos=True)).tokens) == 3
+    with pytest.raises(IllegalCombinationError) as caught:
+        engine.generate("hello", SamplingParams(temperature=0.5, max_tokens=3))
+    check_message(caught.value, "mode=text", "--proposal deterministic")
 
 
 def test_missing_and_superfluous_draft_model() -> None:

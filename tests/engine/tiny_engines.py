@@ -13,11 +13,13 @@ from functools import cache
 from itertools import combinations as pairs
 from itertools import product
 
+import pytest
 import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from torch import Tensor
 
+from outrider.audit.enumeration import EnumeratingStream, output_law
 from outrider.config import EngineConfig
 from outrider.engine.build import draft_models_needed, plan_parts
 from outrider.engine.engine import Engine
@@ -25,8 +27,12 @@ from outrider.engine.loading import LoadedModel
 from outrider.engine.registry import DRAFTERS, SHAPES, VERIFIERS, load_class
 from outrider.errors import OutriderError
 from outrider.models.toy import ToyModel
+from outrider.sampling.params import SamplingParams
 from outrider.text.tokenizer import Tokenizer
 from outrider.types import ProposalKind, Regime
+
+Law = dict[tuple[int, ...], float]
+"""Output tokens -> probability."""
 
 END = "<|endoftext|>"
 LETTERS = string.ascii_letters
@@ -164,6 +170,22 @@ class ScriptModel(ToyModel):
         logits = torch.zeros(self.vocab_size, dtype=torch.float64)
         logits[self.script[index % len(self.script)]] = 12.0
         return logits
+
+
+def engine_law(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, prompt: Sequence[int], params: SamplingParams
+) -> tuple[Law, int]:
+    """The exact law of a request's output over all random outcomes, and the most guesses that one run accepted."""
+    accepted = 0
+
+    def run(stream: EnumeratingStream) -> tuple[int, ...]:
+        nonlocal accepted
+        monkeypatch.setattr("outrider.engine.engine.SeededStream", lambda seed: stream)
+        result = engine.generate(prompt, params)
+        accepted = max(accepted, result.stats.num_accepted_tokens)
+        return result.tokens
+
+    return output_law(run), accepted
 
 
 def random_prompts(count: int, vocab_size: int, seed: int = 0, longest: int = 20) -> list[list[int]]:

@@ -100,6 +100,16 @@ def test_a_step_without_a_guess_is_booked_as_plain_whatever_was_allowed() -> Non
     assert (len(plain.steps), len(full.steps), full.trial) == (counts[0] + 1, counts[1], counts[2])
 
 
+def test_a_drafter_that_pays_and_finds_nothing_is_turned_off() -> None:
+    """A draft model whose confidence stop lets no guess through still costs its forward."""
+    controller = Controller(8)
+    sizes = []
+    for _ in range(500):
+        sizes.append(controller.choose())
+        controller.record(0, 1, 0.018 if sizes[-1] else 0.012, is_costly=sizes[-1] > 0)
+    assert sizes.count(0) > 0.85 * len(sizes)
+
+
 def test_one_disturbance_decides_nothing() -> None:
     """A single step that took a second (a page fault storm) does not turn a good drafter off."""
     controller = Controller(8)

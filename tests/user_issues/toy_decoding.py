@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import torch
 
+from engine.tiny_engines import Law
 from models.tiny_checkpoints import LLAMA, write_pretrained
-from outrider.audit.enumeration import EnumeratingStream, output_law
 from outrider.engine.engine import Engine
 from outrider.engine.result import Event
 from outrider.models.base import FULL, Segment, SegmentOutput, Sublayers
@@ -20,8 +19,6 @@ from outrider.models.toy import ToyModel
 from outrider.models.weights import WeightFormat, WeightPlan
 from outrider.sampling.params import SamplingParams
 from outrider.schedules.sequence import RunningSequence
-
-Law = dict[tuple[int, ...], float]
 
 
 def plain_text(model: ToyModel, prompt: Sequence[int], count: int) -> tuple[int, ...]:
@@ -68,22 +65,6 @@ def step_by_step(
     sequence = stream.gi_frame.f_locals["active"].sequence  # type: ignore[attr-defined]
     for event in stream:
         yield event, sequence
-
-
-def engine_law(
-    monkeypatch: pytest.MonkeyPatch, engine: Engine, prompt: Sequence[int], params: SamplingParams
-) -> tuple[Law, int]:
-    """The exact law of a request's output over all random outcomes, and the most guesses that one run accepted."""
-    accepted = 0
-
-    def run(stream: EnumeratingStream) -> tuple[int, ...]:
-        nonlocal accepted
-        monkeypatch.setattr("outrider.engine.engine.SeededStream", lambda seed: stream)
-        result = engine.generate(prompt, params)
-        accepted = max(accepted, result.stats.num_accepted_tokens)
-        return result.tokens
-
-    return output_law(run), accepted
 
 
 def chain_law(rows: Sequence[Sequence[float]], first: int, length: int) -> Law:

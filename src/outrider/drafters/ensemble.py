@@ -7,6 +7,7 @@ under keys of their own, independently of each other. Knows no model, shape or v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Annotated, ClassVar
@@ -66,15 +67,17 @@ class Ensemble(Drafter):
         return sum(member.tree_size for member in self.members)
 
     def new_session(self) -> EnsembleSession:
-        return EnsembleSession([member.new_session() for member in self.members], self.kind)
+        sizes = [member.tree_size for member in self.members]
+        return EnsembleSession([member.new_session() for member in self.members], self.kind, sizes)
 
 
 class EnsembleSession(DraftSession):
-    """Members' sessions side by side, and the trees that they proposed last."""
+    """Members' sessions side by side, the guesses that each makes at most, and the trees that they proposed last."""
 
-    def __init__(self, members: list[DraftSession], kind: ProposalKind) -> None:
+    def __init__(self, members: list[DraftSession], kind: ProposalKind, sizes: Sequence[int]) -> None:
         self.members = members
         self.kind = kind
+        self._sizes = sizes
         self._trees: list[TokenTree] = []
 
     def begin(self, context: DraftContext) -> None:
@@ -83,9 +86,8 @@ class EnsembleSession(DraftSession):
         self._trees = []
 
     def propose(self, budget: DraftBudget) -> Proposal:
-        count = len(self.members)
-        # Equal shares, fixed before anything is drawn: what a member may draw never depends on another one's luck.
-        shares = [(budget.max_nodes + count - 1 - index) // count for index in range(count)]
+        # Fixed before anything is drawn: what a member may draw never depends on another one's luck.
+        shares = equal_shares(budget.max_nodes, self._sizes)
         self._trees = [
             member.propose(DraftBudget(share, budget.max_depth)).tree
             for member, share in zip(self.members, shares, strict=True)
@@ -104,3 +106,14 @@ class EnsembleSession(DraftSession):
         for member in self.members:
             member.end()
         self._trees = []
+
+
+def equal_shares(budget: int, sizes: Sequence[int]) -> list[int]:
+    """Equal parts of ``budget``, the odd guess first; what a small member cannot use goes to the larger ones."""
+    shares = [0] * len(sizes)
+    left = max(0, budget)
+    smallest_first = sorted(range(len(sizes)), key=lambda index: sizes[index])
+    for waiting, index in zip(range(len(sizes), 0, -1), smallest_first, strict=True):
+        shares[index] = min(sizes[index], -(-left // waiting))
+        left -= shares[index]
+    return shares

@@ -131,6 +131,11 @@ def _plan_draft(drafter: PartSpec, shape: PartSpec | None, proposal: ProposalKin
             f"drafter '{drafter.name}' has no distribution to draw {proposal.value} children from; "
             "use --proposal deterministic"
         )
+    if proposal not in shape.cls.kinds:
+        allowed = " or ".join(sorted(kind.value for kind in shape.cls.kinds))
+        raise IllegalCombinationError(
+            f"shape '{shape.name}' cannot make {proposal.value} proposals; use --proposal {allowed}"
+        )
     return DraftPlan(drafter, shape, proposal, shape.cls.topology, members)
 
 

@@ -72,11 +72,9 @@ class Engine:
         self._lanes: dict[Regime, Lane] = {}
         for regime in Regime:
             try:
-                plan = plan_parts(config, regime)
+                self._lanes[regime] = build_lane(config, plan_parts(config, regime), target, self._drafts)
             except UsageError as error:
                 self._refusals[regime] = error
-                continue
-            self._lanes[regime] = build_lane(config, plan, target, self._drafts)
         if not self._lanes:
             raise self._refusals[Regime.GREEDY]
 

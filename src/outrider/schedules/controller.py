@@ -4,8 +4,8 @@ Three levels: plain decoding, a short tree, the full budget. Each keeps the toke
 the best one is used. The other ones are tried again now and then under a budget: a level that was tried in vain owes
 the seconds that it lost against the best one, and waits until ``_SHARE`` of the time that passes has paid them back. So
 a tree that costs little is tried often, one that costs much seldom, and all trials together cost a few per cent. Steps
-in which a drafter found nothing count as plain ones: they cost the same. Only the clock is measured, no model of the
-machine is assumed.
+in which a drafter found nothing, and paid nothing for that, count as plain ones: they cost the same. Only the clock is
+measured, no model of the machine is assumed.
 """
 
 from __future__ import annotations
@@ -53,11 +53,14 @@ class Controller:
         self._current = self._pick()
         return self._current.max_nodes
 
-    def record(self, drafted: int, emitted: float, seconds: float) -> None:
-        """What the step did: tokens kept (for each sequence of a batch) and wall-clock seconds, drafting included."""
+    def record(self, drafted: int, emitted: float, seconds: float, is_costly: bool = False) -> None:
+        """What the step did: tokens kept (for each sequence of a batch) and wall-clock seconds, drafting included.
+
+        ``is_costly``: the step cost more than a plain one, whether or not anything was drafted.
+        """
         if emitted <= 0:
             return
-        level = self._current if drafted else self.levels[0]
+        level = self._current if drafted or is_costly else self.levels[0]
         level.steps.append((emitted, seconds))
         level.trial = max(0, level.trial - 1)
         best = self._best()

@@ -24,6 +24,8 @@ from outrider.types import StepRecord, StepTimes
 from outrider.verifiers.base import Verdict
 
 PREFILL_ROWS = 512
+_FREE = 0.02
+"""Drafting below this share of the target's pass costs nothing that matters: a look-up that found nothing."""
 
 
 class Clock:
@@ -118,7 +120,8 @@ class Synchronous(Schedule):
             drafted = sum(proposal.tree.drafted for proposal in proposals)
             # Per sequence, so that steps of different batch sizes can be compared.
             tokens = sum(len(emitted) for emitted, _ in kept) / share
-            controller.record(drafted, tokens, draft + target + verify + other)
+            is_costly = draft > _FREE * target or any(proposal.segment is not None for proposal in proposals)
+            controller.record(drafted, tokens, draft + target + verify + other, is_costly)
         times = StepTimes(draft / share, target / share, verify / share, other / share)
         return [
             self._record(sequence, "decode", proposal.tree, verdict, emitted, trimmed, times)

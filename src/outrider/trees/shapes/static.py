@@ -68,6 +68,7 @@ class Static(Shape):
     def __init__(self, options: StaticOptions, proposal: ProposalKind = ProposalKind.DETERMINISTIC) -> None:
         super().__init__(options, proposal)
         self._structure = options.structure
+        self._depth = max(map(len, self._structure.paths()))
         self._cuts: dict[tuple[int, int], Structure] = {}
 
     @property
@@ -75,7 +76,7 @@ class Static(Shape):
         return self._structure.size
 
     def grow(self, root_token: int, source: ChildSource, limits: GrowLimits) -> TokenTree:
-        within = (min(limits.max_nodes, self.size), limits.max_depth)
+        within = (min(limits.max_nodes, self.size), min(limits.max_depth, self._depth))
         if within not in self._cuts:
             self._cuts[within] = self._structure.cut(*within)
         return grow_structure(self._cuts[within], root_token, self.proposal, source, limits)
