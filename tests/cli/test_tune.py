@@ -53,6 +53,13 @@ def test_a_known_acceptance_is_measured(tmp_path: Path) -> None:
     assert steps > 300
 
 
+def test_an_ensemble_has_no_vector_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The union of its members' stars has more children than the star that was asked for."""
+    command = [*TOY, "--drafter", "ensemble:ngram+suffix", "--limit", "1", "--output", str(tmp_path / "v")]
+    assert run(command) != 0
+    assert "measure the members one by one" in capsys.readouterr().err
+
+
 def test_sampling_measures_draws(tmp_path: Path) -> None:
     arguments = ("--drafter", "layer_skip:3", "--limit", "2", "--temperature", "0.8", "--seed", "1")
     found = tune(*arguments, output=tmp_path / "v")

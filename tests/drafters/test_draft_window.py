@@ -169,3 +169,15 @@ def test_the_sampled_law_is_the_targets(monkeypatch: pytest.MonkeyPatch, proposa
         for index, token in enumerate(tokens):
             expected *= float(pipeline.probabilities(target.logits_after([*prompt, *tokens[:index]]), ())[token])
         assert mass == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["cascade:ngram", "cascade:ngram,window=8", "cross_tokenizer:window=8"])
+def test_other_drafters_with_a_second_model_go_on_past_its_context(spec: str) -> None:
+    """U44: the window is small_model's; a draft context of 12 positions must not end their guessing either."""
+    engine = build_engine(spec, "chain:5", target=TARGET, draft=draft_model(12))
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    result = engine.generate(PROMPT, params)
+    assert result.tokens == engine.plain().generate(PROMPT, params).tokens
+    late = [record for record in result.records if 12 < record.position < 58]
+    assert late
+    assert all(record.drafted > 0 for record in late)

@@ -79,6 +79,17 @@ def test_shares_of_a_budget(budget: int, sizes: list[int], expected: list[int]) 
     assert equal_shares(budget, sizes) == expected
 
 
+def test_the_description_names_the_members_shapes() -> None:
+    described = build_engine("ensemble:ngram@chain:2+layer_skip@widths:2,2").describe()["shape"]
+    assert described.startswith("ngram@chain:length=2")
+    assert "layer_skip@widths" in described
+
+
+def test_a_shape_that_no_member_would_use_is_refused() -> None:
+    with pytest.raises(InvalidOptionError, match=r"--shape best_first.*leave --shape out"):
+        build_engine("ensemble:ngram@chain:2+suffix@chain:3", "best_first:9")
+
+
 def test_union_needs_fewer_steps_than_either_member() -> None:
     """Greedy text, the same guesses for each member as alone: a position is covered when any member covers it."""
     params = SamplingParams(max_tokens=60, ignore_eos=True)
@@ -127,7 +138,7 @@ def test_proposal_kinds() -> None:
         ("ensemble:ngram", "two members or more"),
         ("ensemble:ngram+lookahead", "cannot be a member"),
         ("ensemble:ngram+(ensemble:ngram+replay)", "cannot be a member"),
-        ("ensemble:ngram+", "DRAFTER@SHAPE"),
+        ("ensemble:ngram+", "a member has no name"),
         ("ensemble:ngram@chain:2@chain:3+replay", "DRAFTER@SHAPE"),
         ("ensemble:(ngram+replay", "bracket"),
     ],

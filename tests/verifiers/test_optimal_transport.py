@@ -118,24 +118,23 @@ def test_largest_support_is_the_last_that_fits(k: int) -> None:
     assert variables(size, k) <= MOST_VARIABLES < variables(size + 1, k)
 
 
-def test_requests_with_a_large_support_are_refused_before_anything_runs() -> None:
-    engine = build_engine(
-        "small_model", "widths:2", IID, "optimal_transport", target=ToyModel(vocab_size=50, order=1, seed=3)
-    )
-    engine.generate([1], SamplingParams(temperature=1.0, top_k=largest_support(3), max_tokens=4, seed=1))
+@pytest.mark.parametrize(("shape", "draws"), [("widths:3", 3), ("widths:1,6", 6), ("static:0/1/2/0.0/0.1/1.0/1.1", 4)])
+def test_requests_with_a_large_support_are_refused_before_anything_runs(shape: str, draws: int) -> None:
+    """The shape's most draws a node decide; no token may be out when the refusal comes."""
+    target = ToyModel(vocab_size=50, order=1, seed=3)
+    engine = build_engine("small_model", shape, IID, "optimal_transport", target=target)
+    most = largest_support(draws)
+    engine.generate([1], SamplingParams(temperature=1.0, top_k=most, max_tokens=4, seed=1))
     engine.generate([1], SamplingParams(max_tokens=4))  # temperature 0: one token is possible
-    for top_k in (0, largest_support(3) + 1):
-        with pytest.raises(InvalidOptionError, match=rf"give --top-k {largest_support(3)} or less"):
-            engine.generate([1], SamplingParams(temperature=1.0, top_k=top_k, max_tokens=4))
+    for top_k in (0, most + 1):
+        with pytest.raises(InvalidOptionError, match=rf"{draws} draws over at most {most} .*--top-k {most} or less"):
+            engine.stream([1], SamplingParams(temperature=1.0, top_k=top_k, max_tokens=4))
 
 
-def test_too_many_draws_for_the_support_are_refused_at_the_node() -> None:
-    engine = build_engine(
-        "small_model", "widths:6", IID, "optimal_transport", target=ToyModel(vocab_size=50, order=1, seed=3)
-    )
-    with pytest.raises(InvalidOptionError, match=rf"6 draws a node.*--top-k {largest_support(6)} or less"):
-        engine.generate([1], SamplingParams(temperature=1.0, top_k=30, max_tokens=4, seed=1))
-    engine.generate([1], SamplingParams(temperature=1.0, top_k=largest_support(6), max_tokens=4, seed=1))
+def test_a_single_draw_needs_no_limit() -> None:
+    target = ToyModel(vocab_size=200, order=1, seed=3)
+    engine = build_engine("small_model", "chain:4", IID, "optimal_transport", target=target)
+    assert engine.generate([1], SamplingParams(temperature=1.0, max_tokens=9, seed=1)).stats.num_draft_tokens
 
 
 def test_float32_rows_of_a_draft() -> None:

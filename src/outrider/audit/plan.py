@@ -172,7 +172,8 @@ def _refusal(engine: Engine, plan: AuditPlan) -> str | None:
         if plan.params.regime is Regime.GREEDY:
             raise InvalidOptionError("the statistics and replay parts need a temperature above 0")
         vocabulary = engine.pipeline(plan.params, ()).vocab_size
-        engine.lane(Regime.SAMPLED).verifier.admit(plan.params, vocabulary)
+        lane = engine.lane(Regime.SAMPLED)
+        lane.verifier.admit(plan.params, vocabulary, lane.drafter.shape.most_children)
     except UsageError as error:
         if plan.is_strict:
             raise

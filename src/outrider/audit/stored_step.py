@@ -142,7 +142,7 @@ def capture_steps(
 def _run(engine: Engine, index: int, prompt: Sequence[int], params: SamplingParams, seed: int) -> list[StoredStep]:
     lane = engine.lane(Regime.SAMPLED)
     pipeline = engine.pipeline(params, prompt)
-    lane.verifier.admit(params, pipeline.vocab_size)
+    lane.verifier.admit(params, pipeline.vocab_size, lane.drafter.shape.most_children)
     recorder = _Recorder(lane.verifier, index)
     random = SeededStream(seed)
     cache, session = engine.model.new_cache(), lane.drafter.new_session()

@@ -29,7 +29,7 @@ from outrider.drafters.base import (
     Observation,
 )
 from outrider.drafters.model_source import ModelSource
-from outrider.drafters.small_model import DraftWindow, SmallModelSession, choose_window
+from outrider.drafters.small_model import DraftWindow, SmallModelSession, WindowOption, choose_window
 from outrider.errors import InvalidOptionError
 from outrider.models.base import LanguageModel, Segment, SequenceCache
 from outrider.sampling.draw import OffsetStream
@@ -46,6 +46,7 @@ class CascadeOptions(DraftOptions):
     """Options of ``Cascade``."""
 
     cheap: Annotated[str, Field(description="the drafter that guesses for the draft model")] = "ngram"
+    window: WindowOption = 0
 
 
 class Cascade(Drafter):
@@ -66,12 +67,13 @@ class Cascade(Drafter):
             raise InvalidOptionError(f"cascade takes one cheap drafter, got '{options.cheap}': cascade:ngram")
         self.cheap = parts.members[0]
         self.hidden = self.cheap.hidden
+        if parts.draft_model is None:
+            raise ValueError("cascade was built without a draft model")
+        self.model = parts.draft_model
+        self.window = choose_window(options.window, self.model, parts.target.context_length)
 
     def new_session(self) -> CascadeSession:
-        if self.parts.draft_model is None:
-            raise ValueError("cascade was built without a draft model")
-        window = choose_window(0, self.parts.draft_model, self.parts.target.context_length)
-        return CascadeSession(self.parts.draft_model, self.shape, window, self.cheap.new_session())
+        return CascadeSession(self.model, self.shape, self.window, self.cheap.new_session())
 
 
 class CascadeSession(SmallModelSession):

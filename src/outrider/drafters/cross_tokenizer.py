@@ -24,6 +24,7 @@ from torch import Tensor
 
 from outrider.drafters.base import DraftContext, Drafter, DraftOptions, DraftParts, GrowingSession, Observation
 from outrider.drafters.model_source import ModelSource
+from outrider.drafters.small_model import WindowOption, choose_window
 from outrider.drafters.text_source import TextSource
 from outrider.errors import IllegalCombinationError
 from outrider.models.base import Segment, SequenceCache
@@ -52,6 +53,7 @@ class CrossTokenizerOptions(DraftOptions):
         Mode,
         Field(description="text re-encoding, the shared vocabulary, or auto: text for deterministic guesses"),
     ] = Mode.AUTO
+    window: WindowOption = 0
 
 
 class CrossTokenizer(Drafter):
@@ -73,6 +75,7 @@ class CrossTokenizer(Drafter):
         self.model = parts.draft_model
         self.translator = parts.translator
         self.mode = options.mode
+        self.window = choose_window(options.window, self.model, parts.target.context_length)
         if options.mode is Mode.TEXT and shape.proposal is not ProposalKind.DETERMINISTIC:
             raise IllegalCombinationError(
                 f"cross_tokenizer mode=text has no distribution to draw {shape.proposal.value} children from; "
@@ -112,13 +115,15 @@ class CrossTokenizerSession(GrowingSession):
 
     Attributes:
         encoding: the committed text in the draft's tokens.
-        covered: the draft tokens whose entries the cache holds; after ``observe`` a proper prefix of ``encoding``.
+        covered: the draft tokens whose entries the cache holds; after ``observe`` a proper prefix of the window's part
+            of ``encoding``.
     """
 
     def __init__(self, drafter: CrossTokenizer) -> None:
         super().__init__(drafter.shape)
         self.model = drafter.model
         self.translator = drafter.translator
+        self.window = drafter.window
         self.cache = self.model.new_cache()
         self.covered: list[int] = []
         self.encoding = RunningEncoding(drafter.translator)
@@ -133,7 +138,7 @@ class CrossTokenizerSession(GrowingSession):
         self._fit([], [])
 
     def grow(self, limits: GrowLimits) -> TokenTree:
-        wanted = self.encoding.tokens
+        wanted = self._recent()
         depth = min(limits.max_depth, self.model.context_length - len(wanted))
         if depth < 1 or not wanted:
             return TokenTree(self.tokens[-1])
@@ -164,6 +169,11 @@ class CrossTokenizerSession(GrowingSession):
         self.cache.rollback()
         self._source = None
 
+    def _recent(self) -> list[int]:
+        """The part of the encoding that the draft model sees."""
+        tokens = self.encoding.tokens
+        return tokens[self.window.start(len(tokens)) :]
+
     def _read(self, wanted: Sequence[int]) -> Tensor:
         """Evaluate what the cache lacks of ``wanted``, which is at least its last token; returns that one's logits."""
         last_row = self.model.vocab_size - 1
@@ -191,7 +201,7 @@ class CrossTokenizerSession(GrowingSession):
 
         The last token always stays pending, so that its logits are computed on the committed text.
         """
-        wanted = self.encoding.tokens[:-1]
+        wanted = self._recent()[:-1]
         kept = _common(guesses, wanted[len(self.covered) :])
         self.cache.commit(slots[:kept])
         self.covered.extend(guesses[:kept])

@@ -29,13 +29,15 @@ _MOST_GUESSES_AHEAD = 64
 """Positions of a draft context that an automatic window leaves to guesses, at most a quarter of the context."""
 
 
+WindowOption = Annotated[
+    int, Field(ge=0, description="tokens of recent text that the draft model sees; 0: all that its context holds")
+]
+
+
 class SmallModelOptions(DraftOptions):
     """Options of ``SmallModel``."""
 
-    window: Annotated[
-        int,
-        Field(ge=0, description="tokens of recent text that the draft model sees; 0: all that its context holds"),
-    ] = 0
+    window: WindowOption = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,11 @@ def choose_window(asked: int, model: LanguageModel, needed: int) -> DraftWindow:
         return DraftWindow(largest if context < needed and largest >= _SMALLEST_WINDOW else 0)
     if asked < _SMALLEST_WINDOW:
         raise InvalidOptionError(
-            f"small_model window={asked} is too short to draft from; give {_SMALLEST_WINDOW} or more, or 0 for no limit"
+            f"a draft window={asked} is too short to draft from; give {_SMALLEST_WINDOW} or more, or 0 for no limit"
         )
     if asked > largest:
         raise InvalidOptionError(
-            f"small_model window={asked} leaves no room for guesses in the draft model's context of {context} tokens; "
+            f"a draft window={asked} leaves no room for guesses in the draft model's context of {context} tokens; "
             f"give at most {largest}"
         )
     return DraftWindow(asked)

@@ -98,7 +98,8 @@ def measure_acceptance(
 
     Raises:
         InvalidOptionError: no prompts, or a width out of range.
-        IllegalCombinationError: a proposal whose trials cannot be told apart afterwards, or parts that are not exact.
+        IllegalCombinationError: a proposal whose trials cannot be told apart afterwards, a drafter that merges others'
+            trees, or parts that are not exact.
         RunError: no guess was accepted, so that there is no vector to make a tree from.
     """
     if not 1 <= width <= WIDEST:
@@ -107,6 +108,11 @@ def measure_acceptance(
         raise InvalidOptionError("there are no prompts to measure on; give at least one")
     star = engine.with_parts(shape=f"widths:{width}", adaptive=False, max_nodes=None)
     plan = plan_parts(star.config, params.regime)
+    if plan.draft.drafter.cls.merges:
+        raise IllegalCombinationError(
+            f"drafter '{plan.draft.drafter.name}' merges the trees of its members, which have vectors of their own; "
+            "measure the members one by one"
+        )
     if plan.draft.proposal not in _COUNTABLE:
         raise IllegalCombinationError(
             f"{plan.draft.proposal.value} proposals merge equal trials, so it cannot be told which one was accepted; "

@@ -146,13 +146,17 @@ def _plan_members(
     if drafter.cls.members_option is None:
         return ()
     plans = []
-    for text in split_outside_brackets(getattr(drafter.options, drafter.cls.members_option), "+"):
-        member, own_shape = parse_member(text)
+    texts = split_outside_brackets(getattr(drafter.options, drafter.cls.members_option), "+")
+    parsed = [parse_member(text) for text in texts]
+    if drafter.cls.merges and shape is not None and all(own_shape for _, own_shape in parsed):
+        raise InvalidOptionError(
+            f"--shape {shape.name} would not be used: every member of '{drafter.name}' names its own; leave --shape out"
+        )
+    for member, own_shape in parsed:
         if member.cls.adds_rows or member.cls.members_option is not None:
             raise IllegalCombinationError(f"drafter '{member.name}' cannot be a member of '{drafter.name}'")
         if drafter.cls.merges:
-            asked = proposal if proposal is ProposalKind.DETERMINISTIC or member.cls.samples else None
-            asked = None if asked is ProposalKind.PER_SOURCE else asked
+            asked = proposal if proposal is ProposalKind.DETERMINISTIC else None
             plans.append(_plan_draft(member, own_shape or shape, asked, regime))
         else:
             plans.append(_plan_draft(member, own_shape, ProposalKind.DETERMINISTIC, regime))

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from outrider.config import EngineConfig
 from outrider.drafters.base import DraftContext, Drafter, DraftSession
-from outrider.engine.build import Lane, build_lane, draft_models_needed, plan_parts
+from outrider.engine.build import DraftPlan, Lane, build_lane, draft_models_needed, plan_parts
 from outrider.engine.loading import LoadedModel, Progress, load_model
 from outrider.engine.result import Event, Result
 from outrider.engine.stats import fold
@@ -229,7 +229,7 @@ class Engine:
             "device": str(self.model.device),
             "threads": str(torch.get_num_threads()),
             "drafter": self.config.drafter + (f" ({self.config.draft_model})" if self.config.draft_model else ""),
-            "shape": self.config.shape or _spec_text(lane),
+            "shape": self.config.shape or _shape_text(lane.plan.draft),
             "verifier": ", ".join(f"{name} ({regime})" for regime, name in verifiers.items()),
         }
 
@@ -249,7 +249,7 @@ class Engine:
         stops = StopStrings(self.tokenizer, params.stop) if params.stop else None
         limit = FinishReason.LENGTH if params.max_tokens <= room else FinishReason.CONTEXT
         rules = StopRules(frozenset(pipeline.stop_ids), params.min_tokens, min(params.max_tokens, room), limit, stops)
-        lane.verifier.admit(params, pipeline.vocab_size)
+        lane.verifier.admit(params, pipeline.vocab_size, lane.drafter.shape.most_children)
         cache = self._reusable_cache(session, tokens)
         draft_session = session.drafts.pop(lane.drafter, None) or lane.drafter.new_session()
         random = SeededStream(params.seed)
@@ -378,7 +378,9 @@ def load(
     return Engine(config, target, [load_model(name, config, progress) for name in config.draft_models])
 
 
-def _spec_text(lane: Lane) -> str:
-    shape = lane.plan.draft.shape
-    options = shape.options.model_dump()
-    return shape.name + (":" + ",".join(f"{k}={v}" for k, v in options.items()) if options else "")
+def _shape_text(draft: DraftPlan) -> str:
+    """The shape with its options; for a drafter that merges others' trees, theirs."""
+    if draft.drafter.cls.merges:
+        return " + ".join(f"{member.drafter.name}@{_shape_text(member)}" for member in draft.members)
+    options = draft.shape.options.model_dump()
+    return draft.shape.name + (":" + ",".join(f"{k}={v}" for k, v in options.items()) if options else "")

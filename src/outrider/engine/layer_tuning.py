@@ -80,11 +80,13 @@ def tune_layers(
             are too short.
     """
     model = engine.model
-    if not model.supports_skip or model.num_layers < 2:
+    if not model.supports_skip:
         raise InvalidOptionError(
             f"the layers of '{engine.config.model}' cannot be searched: it cannot leave layers out; "
             "use a model that runs without --fallback"
         )
+    if model.num_layers < 2:
+        raise InvalidOptionError(f"'{engine.config.model}' has a single block; there is no layer to leave out")
     if len(prompts) < 2:
         raise InvalidOptionError("one prompt is too few to search on and to check with; give two or more")
     announce = stage or (lambda _: None)

@@ -76,6 +76,8 @@ def parse_member(text: str) -> tuple[PartSpec, PartSpec | None]:
     text = text.strip()
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
+    if not text:
+        raise InvalidOptionError("a member has no name; give DRAFTER or DRAFTER@SHAPE, joined by plus signs")
     pieces = split_outside_brackets(text, "@")
     if not 1 <= len(pieces) <= 2 or not all(pieces):
         raise InvalidOptionError(f"'{text}' is not of the form DRAFTER or DRAFTER@SHAPE")

@@ -64,8 +64,8 @@ class Verifier(ABC):
     summary: ClassVar[str]
     source: ClassVar[str]
 
-    def admit(self, params: SamplingParams, vocab_size: int) -> None:  # noqa: B027 - most rules take every request
-        """Refuse a request that this rule cannot serve, before anything runs.
+    def admit(self, params: SamplingParams, vocab_size: int, draws: int) -> None:  # noqa: B027 - most rules take all
+        """Refuse a request that this rule cannot serve, before anything runs; ``draws`` are a node's children at most.
 
         Raises:
             InvalidOptionError: saying which parameter is in the way.

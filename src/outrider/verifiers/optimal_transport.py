@@ -18,10 +18,9 @@ from outrider.types import Regime
 from outrider.verifiers.iid import IidVerifier, NodeDraws
 from outrider.verifiers.transport import Plan, plan, variables
 
-MOST_VARIABLES = 20_000
-"""Unknowns of one program; the solver takes some 50 ms for that many."""
+MOST_VARIABLES = 25_000
+"""Unknowns of one program; the solver takes some 60 ms for that many."""
 
-_DRAWS_AT_ADMISSION = 3
 _REMEMBERED_PLANS = 512
 
 
@@ -43,20 +42,20 @@ class OptimalTransport(IidVerifier):
         # The key is the program itself, so that a remembered plan is the one that would be found again.
         self._plans: OrderedDict[tuple[bytes, bytes, float, int], Plan] = OrderedDict()
 
-    def admit(self, params: SamplingParams, vocab_size: int) -> None:
-        """Refuse a request whose target may allow more tokens than 3 draws can be coupled over.
+    def admit(self, params: SamplingParams, vocab_size: int, draws: int) -> None:
+        """Refuse a request whose target may allow more tokens than a node's ``draws`` can be coupled over.
 
         Raises:
             InvalidOptionError: naming the largest ``--top-k``.
         """
-        if params.regime is Regime.GREEDY:
+        if params.regime is Regime.GREEDY or draws < 2:
             return
-        most = largest_support(_DRAWS_AT_ADMISSION)
+        most = largest_support(draws)
         support = min(params.top_k or vocab_size, vocab_size)
         if support > most:
             raise InvalidOptionError(
-                f"verifier 'optimal_transport' couples at most {most} tokens and this request may allow {support}; "
-                f"give --top-k {most} or less, or use --verifier k_seq"
+                f"verifier 'optimal_transport' couples {draws} draws over at most {most} tokens and this request may "
+                f"allow {support}; give --top-k {most} or less, a shape with fewer draws a node, or --verifier k_seq"
             )
 
     def select(self, p: Tensor, q: Tensor, tokens: list[int], draws: NodeDraws) -> tuple[int | None, Tensor]:

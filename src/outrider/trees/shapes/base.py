@@ -187,6 +187,11 @@ class Shape(ABC):
     def size(self) -> int:
         """Guesses that a tree of this shape holds at most."""
 
+    @property
+    def most_children(self) -> int:
+        """Children that are drawn or chosen below one node at most."""
+        return self.size
+
     def for_request(self) -> Shape:
         """The shape that one request uses: itself, or a copy with state of its own where a shape learns."""
         return self

@@ -51,6 +51,10 @@ class Chain(Shape):
     def size(self) -> int:
         return self._settings.length
 
+    @property
+    def most_children(self) -> int:
+        return 1
+
     def for_request(self) -> Chain:
         return self if self._threshold is None else Chain(self._settings, self.proposal)
 

@@ -75,6 +75,10 @@ class Static(Shape):
     def size(self) -> int:
         return self._structure.size
 
+    @property
+    def most_children(self) -> int:
+        return self._structure.most_children
+
     def grow(self, root_token: int, source: ChildSource, limits: GrowLimits) -> TokenTree:
         within = (min(limits.max_nodes, self.size), min(limits.max_depth, self._depth))
         if within not in self._cuts:

@@ -13,6 +13,7 @@ themselves, and every draw stays a trial.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -62,6 +63,11 @@ class Structure:
     def size(self) -> int:
         """Places besides the root."""
         return len(self.children) - 1
+
+    @property
+    def most_children(self) -> int:
+        """Draws below one node at most: merged draws of a level may take on each other's children."""
+        return max(Counter(map(len, self.paths())).values(), default=0)
 
     def paths(self) -> list[RankPath]:
         """Paths of all places but the root, in level order."""

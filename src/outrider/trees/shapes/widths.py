@@ -63,6 +63,10 @@ class Widths(Shape):
     def size(self) -> int:
         return sum(accumulate(self._widths, mul))
 
+    @property
+    def most_children(self) -> int:
+        return max(self._widths)
+
     def grow(self, root_token: int, source: ChildSource, limits: GrowLimits) -> TokenTree:
         tree = TokenTree(root_token, self.proposal)
         leaves = [0]
