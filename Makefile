@@ -26,9 +26,10 @@ test-slow: .venv/.installed ## the long checks: the 60-prompt sweep and large en
 	$(BIN)/outrider pull smollm2-135m
 	$(BIN)/python -m pytest -m slow --timeout=7200
 
-bench: .venv/.installed ## the figures of docs/benchmarks.md (an hour, nothing else running)
+bench: .venv/.installed ## the figures of docs/benchmarks.md (three hours, nothing else running)
 	$(BIN)/outrider pull smollm2-135m
 	$(BIN)/python scripts/benchmark.py --all
+	$(BIN)/python scripts/acceptance.py rules shapes sampled union drafters
 
 lint: .venv/.installed ## linters and type checker
 	$(BIN)/ruff check .
