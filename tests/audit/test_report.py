@@ -80,6 +80,16 @@ def test_greedy_says_which_path_computed_what() -> None:
     assert "a near tie" in report.notes[0]
 
 
+def test_greedy_decodes_with_the_penalties_and_bias_that_were_asked_for() -> None:
+    engine = build_engine("layer_skip", "chain:3", target=Wobbly(0.1), tokenizer=letters_tokenizer(12))
+    both = SamplingParams(temperature=0.7, logit_bias={3: 1.0, 4: 1.0})
+    (found,) = greedy_audit(engine, [[1, 2]], [], 6, params=both)[0].divergences
+    assert found.row_logits == pytest.approx((3.0, 2.9))
+    assert found.pass_logits == pytest.approx((3.0, 3.1))
+    other = SamplingParams(temperature=0.7, logit_bias={5: 20.0})
+    assert greedy_audit(engine, [[1, 2]], [], 6, params=other)[0].divergences == []
+
+
 def test_greedy_fails_where_no_near_tie_explains() -> None:
     engine = build_engine("layer_skip", "chain:3", target=Wobbly(0.2), tokenizer=letters_tokenizer(12))
     report = greedy_report(greedy_audit(engine, [[1, 2]], ["ngram"], 6))
@@ -102,7 +112,14 @@ def test_greedy_passes_and_uses_a_greedy_rule_for_a_verifier_of_sampling() -> No
         rows = greedy_audit(each, PROMPTS, ["ngram"], 12)
         assert [row.equal_tokens for row in rows] == [row.tokens for row in rows]
         assert rows[0].drafted > 0
-    assert greedy_report([GreedyRow("ngram", "chain", 1, 9, 9, 0, 0)]).status is Status.EMPTY
+
+
+def test_another_drafter_s_guesses_are_no_pass_for_the_audited_one() -> None:
+    silent, busy = GreedyRow("suffix", "chain", 1, 9, 9, 0, 0), GreedyRow("ngram", "chain", 1, 9, 9, 4, 2)
+    report = greedy_report([silent, busy])
+    assert report.status is Status.EMPTY
+    assert report.notes == ["suffix guessed nothing on these prompts, so its line tests nothing"]
+    assert greedy_report([busy, silent]).status is Status.PASSED
 
 
 def test_logits_of_a_step_are_the_target_s() -> None:
@@ -126,7 +143,9 @@ def test_verdict_and_json() -> None:
     assert found["passed"] is False
     assert [part["status"] for part in found["parts"]] == ["FAILED", "nothing tested", "skipped"]
     assert found["parts"][0]["rows"][0]["distance"] is None
-    assert AuditReport({}, []).verdict() == "audit passed ()"
+    nothing = AuditReport({}, [exact_report([]), skipped("replay", "no reason")])
+    assert nothing.passed
+    assert nothing.verdict() == "audit tested nothing (not tested: exact, replay)"
 
 
 def test_every_part_runs_in_order_and_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,22 @@ def test_refusals_are_one_line_and_leave_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "b.txt", "empty.txt", "latin.txt"]
 
 
+def test_a_file_that_is_no_store_is_not_overwritten(
+    texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The user's own notes above all: ``build notes.txt --output notes.txt``."""
+    before = Path(texts[0]).read_bytes()
+    assert build(*texts, "--output", texts[0]) == 2
+    assert "exists and is not a datastore" in capsys.readouterr().err
+    assert Path(texts[0]).read_bytes() == before
+    store = tmp_path / "my.store"
+    assert build(texts[0], "--output", str(store)) == 0
+    assert build(*texts, "--output", str(store)) == 0  # a store may be built again
+    assert len(open_store(store).header.sources) == 2
+    store.write_bytes(store.read_bytes()[:-5])  # a damaged one too
+    assert build(texts[0], "--output", str(store)) == 0
+
+
 def test_a_disk_that_refuses_is_a_run_error(
     texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

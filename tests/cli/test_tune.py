@@ -125,6 +125,14 @@ def test_refusals(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_prompts_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "abc"}\n')
+    assert run([*TOY, "--file", str(prompts), "--output", str(prompts)]) == 2
+    assert "is the file of prompts" in capsys.readouterr().err
+    assert prompts.read_text() == '{"prompt": "abc"}\n'
+
+
 def test_an_old_file_outlives_a_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = Acceptance("m", "d", None, 0.0, "deterministic", "greedy", 1, 2, (0.5,), 0.5, "today")
     output = tmp_path / "vector.json"

@@ -49,6 +49,11 @@ def test_greedy_verifier_above_temperature_zero() -> None:
     assert len(engine.generate("hello", SamplingParams(max_tokens=3, ignore_eos=True)).tokens) == 3
 
 
+def test_options_for_a_part_that_has_none() -> None:
+    refuse(InvalidOptionError, "verifier 'block' takes no options", "'3'", "'block' alone", verifier="block:3")
+    refuse(InvalidOptionError, "drafter 'none' takes no options", "'none' alone", drafter="none:3")
+
+
 @pytest.mark.parametrize("proposal", ["iid", "without_replacement"])
 def test_sampled_proposals_with_ngram(proposal: str) -> None:
     refuse(IllegalCombinationError, "ngram", proposal, "deterministic", drafter="ngram", proposal=proposal)

@@ -70,6 +70,7 @@ def greedy_audit(
     drafters: Sequence[str],
     max_tokens: int,
     progress: Callable[[int, int], None] | None = None,
+    params: SamplingParams | None = None,
 ) -> list[GreedyRow]:
     """Compare ``engine`` at temperature 0, and its target with each of ``drafters``, with plain decoding.
 
@@ -79,6 +80,7 @@ def greedy_audit(
         drafters: further drafters, as the command line takes them, with their default shapes.
         max_tokens: output tokens per prompt.
         progress: called with (prompts done, prompts in all).
+        params: whose penalties and bias apply; its temperature does not.
 
     Raises:
         UsageError: for a drafter that cannot be built on this target.
@@ -92,21 +94,28 @@ def greedy_audit(
     found: dict[int, list[Divergence]] = {}
 
     def note(which: int, prompt: int, comparison: Comparison, result: Result) -> None:
-        divergence = locate(combinations[which][0], prompt, prompts[prompt], comparison, result)
+        divergence = locate(combinations[which][0], prompt, prompts[prompt], comparison, result, params)
         found.setdefault(which, []).append(divergence)
 
-    rows = greedy_sweep(engine, prompts, combinations, max_tokens, progress, note)
+    rows = greedy_sweep(engine, prompts, combinations, max_tokens, progress, note, params)
     return [_row(row, found.get(which, [])) for which, row in enumerate(rows)]
 
 
-def locate(engine: Engine, index: int, prompt: Sequence[int], comparison: Comparison, result: Result) -> Divergence:
+def locate(
+    engine: Engine,
+    index: int,
+    prompt: Sequence[int],
+    comparison: Comparison,
+    result: Result,
+    params: SamplingParams | None = None,
+) -> Divergence:
     """What happened at the first difference between plain decoding and ``result``, of prompt number ``index``."""
     position, choices = comparison.position or 0, comparison.choices
     record = next((r for r in result.records if r.position <= position < r.position + len(r.emitted)), None)
     pass_logits = None
     if choices is not None and record is not None and record.phase == "decode":
         logits = logits_of_step(engine, prompt, result.tokens, record, position)
-        processed = engine.pipeline(SamplingParams(), prompt).process(logits, result.tokens[:position])
+        processed = engine.pipeline(params or SamplingParams(), prompt).process(logits, result.tokens[:position])
         pass_logits = (float(processed[choices[0]]), float(processed[choices[1]]))
     return Divergence(
         index,

@@ -143,7 +143,7 @@ def run_audit(
         if engine is None or part in WITHOUT_MODEL:
             parts.append(_without_model(part, plan, told))
         elif part is Part.GREEDY:
-            found = greedy_audit(engine, prompts, plan.also, plan.sizes.greedy_tokens, told)
+            found = greedy_audit(engine, prompts, plan.also, plan.sizes.greedy_tokens, told, plan.params)
             parts.append(report.greedy_report(found, engine.tokenizer.readable))
         elif (reason := _refusal(engine, plan)) is not None:
             parts.append(report.skipped(part.value, reason))

@@ -70,7 +70,9 @@ class AuditReport:
         pieces += [f"passed: {', '.join(names[Status.PASSED])}"] if names[Status.PASSED] else []
         untested = names[Status.EMPTY] + names[Status.SKIPPED]
         pieces += [f"not tested: {', '.join(untested)}"] if untested else []
-        return f"audit {'passed' if self.passed else 'FAILED'} ({'; '.join(pieces)})"
+        tested = names[Status.FAILED] + names[Status.PASSED]
+        outcome = "FAILED" if not self.passed else "passed" if tested else "tested nothing"
+        return f"audit {outcome} ({'; '.join(pieces)})"
 
     def to_dict(self) -> dict[str, object]:
         """JSON values; infinite figures become ``null``."""
@@ -118,7 +120,7 @@ def fault_report(rows: Sequence[FaultRow]) -> PartReport:
 
 
 def greedy_report(rows: Sequence[GreedyRow], readable: Readable = str) -> PartReport:
-    """One line a drafter, a note for each difference from plain decoding."""
+    """One line a drafter, the audited one first; a note for each difference from plain decoding."""
     table, notes = [], []
     for row in rows:
         ties = sum(divergence.is_explained for divergence in row.divergences)
@@ -126,11 +128,14 @@ def greedy_report(rows: Sequence[GreedyRow], readable: Readable = str) -> PartRe
         figures = (row.prompts, row.drafted, row.accepted, row.equal_tokens, row.tokens, ties, other)
         table.append((row.drafter, row.shape.partition(":")[0], *map(str, figures), _mark(row.passed)))
         notes += [f"{row.drafter}: {describe(divergence, readable)}" for divergence in row.divergences]
+        if row.drafted == 0:
+            notes.append(f"{row.drafter} guessed nothing on these prompts, so its line tests nothing")
     columns = ("drafter", "shape", "prompts", "drafted", "accepted", "equal", "of", "ties", "other", "")
     wrong = sum(not divergence.is_explained for row in rows for divergence in row.divergences)
     equal, tokens = sum(row.equal_tokens for row in rows), sum(row.tokens for row in rows)
     summary = f"{equal} of {tokens} tokens are plain decoding's; {wrong} difference(s) that no near tie explains"
-    status = _status(wrong == 0, [row for row in rows if row.drafted] if wrong == 0 else rows)
+    # The first row is the drafter that was asked for: guesses of the others say nothing about it.
+    status = _status(wrong == 0, [row for row in rows[:1] if row.drafted])
     return PartReport("greedy", status, summary, columns, tuple(range(2, 9)), table, notes, _dicts(rows))
 
 

@@ -25,6 +25,8 @@ ALPHA = 0.01
 
 FIRST_TOKENS = 3
 PERMUTATIONS = 9_999
+PERMUTATIONS_PER_PROMPT = 1_000
+"""At least so many for each prompt: a p-value has to survive the correction for six tests a prompt."""
 ENDED = -1
 """Stands for the token of a continuation that ended before."""
 
@@ -96,7 +98,8 @@ def statistical_audit(
                 if progress is not None:
                     progress(done, len(ways) * samples * len(prompts))
             made.append(outputs)
-        row.tests = compare_continuations(made[0], made[1], params.max_tokens, seed)
+        permutations = max(PERMUTATIONS, PERMUTATIONS_PER_PROMPT * len(prompts))
+        row.tests = compare_continuations(made[0], made[1], params.max_tokens, seed, permutations)
         rows.append(row)
     correct([test for row in rows for test in row.tests])
     return rows
@@ -117,7 +120,11 @@ def continuations(
 
 
 def compare_continuations(
-    plain: Sequence[Sequence[int]], speculative: Sequence[Sequence[int]], length: int, seed: int
+    plain: Sequence[Sequence[int]],
+    speculative: Sequence[Sequence[int]],
+    length: int,
+    seed: int,
+    permutations: int = PERMUTATIONS,
 ) -> list[LawTest]:
     """Every test of two samples of continuations, p-values uncorrected; tests with nothing to compare are left out."""
     found: dict[str, Significance | None] = {}
@@ -127,7 +134,7 @@ def compare_continuations(
     found["length"] = two_samples([len(tokens) for tokens in plain], [len(tokens) for tokens in speculative])
     for name, count in (("token counts", _tokens), ("pair counts", _pairs)):
         a_counts, b_counts = ([count(tokens) for tokens in sample] for sample in (plain, speculative))
-        found[name] = permutation_test(a_counts, b_counts, PERMUTATIONS, seed)
+        found[name] = permutation_test(a_counts, b_counts, permutations, seed)
     return [LawTest(name, test) for name, test in found.items() if test is not None]
 
 

@@ -47,6 +47,7 @@ def greedy_sweep(
     max_tokens: int = 64,
     progress: Callable[[int, int], None] | None = None,
     on_difference: Callable[[int, int, Comparison, Result], None] | None = None,
+    params: SamplingParams | None = None,
 ) -> list[SweepRow]:
     """Compare every combination with plain decoding.
 
@@ -57,15 +58,16 @@ def greedy_sweep(
         max_tokens: output tokens per prompt.
         progress: called with (prompts done, prompts in all).
         on_difference: called with (index of the combination, of the prompt, comparison, the combination's result).
+        params: penalties and the like; temperature and length are set here.
     """
-    params = SamplingParams(max_tokens=max_tokens)
+    params = (params or SamplingParams()).model_copy(update={"temperature": 0.0, "max_tokens": max_tokens})
     plain = engine.plain()
     rows = [SweepRow(drafter, shape) for _, drafter, shape in combinations]
     for index, prompt in enumerate(prompts):
         reference = plain.generate(prompt, params)
         for which, (row, (candidate, _, _)) in enumerate(zip(rows, combinations, strict=True)):
             result = candidate.generate(prompt, params)
-            comparison = compare_outputs(plain, prompt, reference.tokens, result.tokens)
+            comparison = compare_outputs(plain, prompt, reference.tokens, result.tokens, params)
             stats = result.stats
             row.add(index, comparison, len(result.tokens), stats.num_draft_tokens, stats.num_accepted_tokens)
             if on_difference is not None and not comparison.is_identical:

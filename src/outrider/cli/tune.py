@@ -85,6 +85,8 @@ def acceptance(  # one line an option; the work is in engine/acceptance.py
     if limit is not None and limit < 1:
         raise InvalidOptionError(f"--limit {limit} is not allowed: it must be at least 1")
     check_output(output)
+    if file is not None and output.exists() and file.exists() and output.samefile(file):
+        raise InvalidOptionError(f"--output {output} is the file of prompts; choose another name")
     prompts = list(PROMPTS) if file is None else [_prompt(row) for row in read_prompts(file)]
     options = o.EngineOptions(
         model, drafter, draft_model, None, proposal, verifier, None, False, False, dtype, weights, device, threads,

@@ -154,7 +154,10 @@ def _plan_members(
         )
     for member, own_shape in parsed:
         if member.cls.adds_rows or member.cls.members_option is not None:
-            raise IllegalCombinationError(f"drafter '{member.name}' cannot be a member of '{drafter.name}'")
+            raise IllegalCombinationError(
+                f"drafter '{member.name}' cannot be a member of '{drafter.name}'; members bring no rows of their own "
+                "and are not made of other drafters: ngram, suffix, datastore, small_model or layer_skip, for example"
+            )
         if drafter.cls.merges:
             asked = proposal if proposal is ProposalKind.DETERMINISTIC else None
             plans.append(_plan_draft(member, own_shape or shape, asked, regime))

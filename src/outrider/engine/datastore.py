@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.drafters.datastore_file import save_store, store_path
+from outrider.drafters.datastore_file import open_store, save_store, store_path
 from outrider.drafters.datastore_index import StoreHeader, build_store
 from outrider.engine.loading import TOYS, Progress
-from outrider.errors import InvalidOptionError, RunError
+from outrider.errors import InvalidOptionError, ModelFileError, RunError
 from outrider.models.load import open_checkpoint, resolve
 from outrider.text.tokenizer import Tokenizer
 from outrider.text.toy_tokenizer import toy_tokenizer
@@ -45,7 +45,8 @@ def build_datastore(
         progress: told (stage, done, total).
 
     Raises:
-        InvalidOptionError: a file that is no UTF-8 text, an output in no directory, no text at all.
+        InvalidOptionError: a file that is no UTF-8 text, an output in no directory or that exists and is no store,
+            no text at all.
         RunError: the output cannot be written.
         UsageError, RunError: as ``models/load.py`` says of ``model``.
     """
@@ -53,6 +54,7 @@ def build_datastore(
     path = store_path(output)
     if not path.parent.is_dir():
         raise InvalidOptionError(f"cannot write '{path}': there is no directory '{path.parent}'")
+    _refuse_to_overwrite(path)
     texts = [_read(file) for file in files]
     tokenizer = load_tokenizer(model, progress)
     documents, is_cut = _tokenise(texts, tokenizer, max_tokens, report)
@@ -81,6 +83,20 @@ def load_tokenizer(model: str, progress: Progress | None = None) -> Tokenizer:
     if location.kind == "gguf":
         return Tokenizer.from_gguf(getattr(open_checkpoint(location), "metadata", {}))
     return Tokenizer.from_directory(location.path)
+
+
+def _refuse_to_overwrite(path: Path) -> None:
+    """A store may be built again; anything else, the user's own texts above all, stays."""
+    if not path.is_file():
+        return
+    try:
+        open_store(path)
+    except ModelFileError:  # a damaged store
+        return
+    except InvalidOptionError:
+        raise InvalidOptionError(
+            f"'{path}' exists and is not a datastore; choose another --output, or remove it first"
+        ) from None
 
 
 def _read(file: Path) -> str:

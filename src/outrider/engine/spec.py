@@ -36,10 +36,10 @@ def parse_part(axis: str, text: str) -> PartSpec:
     name, _, rest = text.partition(":")
     cls = load_class(axis, name.strip())
     options = getattr(cls, "Options", None)
+    if rest.strip() and not getattr(options, "model_fields", None):
+        raise InvalidOptionError(f"{axis} '{name}' takes no options, got '{rest}'; give '{name}' alone")
     values = _option_values(axis, name, cls, rest)
     if options is None:
-        if values:
-            raise InvalidOptionError(f"{axis} '{name}' takes no options, got '{rest}'")
         return PartSpec(axis, name, cls, None)
     try:
         return PartSpec(axis, name, cls, options.model_validate(values))
