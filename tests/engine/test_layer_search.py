@@ -15,9 +15,10 @@ import torch
 from engine.tiny_engines import build_engine, letters_tokenizer, random_prompts
 from models.tiny_checkpoints import write_pretrained
 from outrider.cli.app import run
+from outrider.cli.tune_layers import warn
 from outrider.drafters.base import DraftParts
 from outrider.drafters.layer_skip import LayerSkip, LayerSkipOptions
-from outrider.drafters.layer_subsets import find_subset, parse_skip
+from outrider.drafters.layer_subsets import LayerSubset, find_subset, parse_skip
 from outrider.engine.layer_costs import LONGEST_CHAIN, SublayerCosts, expected_tokens, measure_costs
 from outrider.engine.layer_search import Candidate, LayerSearch, MatchMeter
 from outrider.engine.layer_tuning import LayerTuning, tune_layers
@@ -265,7 +266,7 @@ def test_what_cannot_be_tuned_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="only 0 of the model's answers"):
         tune_layers(engine, [[1, 2], [3]], LayerTuning(max_tokens=1), "")
     engine.model.num_layers = 1
-    with pytest.raises(InvalidOptionError, match="the layers of 'tiny' cannot be searched"):
+    with pytest.raises(InvalidOptionError, match="'tiny' has a single block"):
         tune_layers(engine, [[1, 2], [3]], LayerTuning(), "")
 
 
@@ -322,3 +323,19 @@ def test_the_command_stores_for_the_drafter(
     assert f"--file {prompts}" in stored.command
     drafter = LayerSkip(LayerSkipOptions(), Chain(ChainOptions()), DraftParts(model))
     assert drafter.skip == parse_skip(found["skip"], 2)
+
+
+def test_a_loss_and_what_is_replaced_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def subset(skip: str, speedup: float) -> LayerSubset:
+        return LayerSubset(
+            model="m", skip=skip, matchness=0.5, held_out=0.5, speedup=speedup, chain=2, tokens=9, seed=0,
+            evaluations=3, command="outrider tune layers",
+        )  # fmt: skip
+
+    warn(subset("3a", 1.2), None, Path("there.json"))
+    assert capsys.readouterr().err == ""
+    warn(subset("3a", 0.9), subset("4m.5", 0.7), Path("there.json"))
+    err = capsys.readouterr().err
+    assert "slower than plain decoding" in err
+    assert "takes the place of 4m.5" in err
+    assert "delete there.json" in err

@@ -18,6 +18,7 @@ from outrider.cli.tables import plain_table
 from outrider.errors import InvalidOptionError
 
 if TYPE_CHECKING:
+    from outrider.drafters.layer_subsets import LayerSubset
     from outrider.engine.engine import Prompt
     from outrider.engine.layer_search import Candidate
     from outrider.engine.layer_tuning import LayerTuning, TunedLayers
@@ -66,7 +67,7 @@ def layers(  # one line an option; the work is in engine/layer_tuning.py
 
     Ctrl-C ends the search and keeps the best so far.
     """
-    from outrider.drafters.layer_subsets import save_subset
+    from outrider.drafters.layer_subsets import find_subset, save_subset
     from outrider.engine.acceptance import PROMPTS
     from outrider.engine.layer_tuning import LayerTuning, tune_layers
 
@@ -79,8 +80,11 @@ def layers(  # one line an option; the work is in engine/layer_tuning.py
         tuned = tune_layers(
             engine, prompts, tuning, _command(options, tuning, file), progress.report, progress.begin_stage
         )
+    before = find_subset(engine.model)
     path = save_subset(engine.model, tuned.subset)
     _show(tuned, engine.model.num_layers, path, as_json)
+    if path is not None and not as_json:
+        warn(tuned.subset, before, path)
 
 
 def _prompt(row: PromptRow) -> Prompt:
@@ -163,6 +167,19 @@ def _show(tuned: TunedLayers, num_layers: int, path: Path | None, as_json: bool)
         markup=False,
         soft_wrap=True,
     )
+
+
+def warn(subset: LayerSubset, before: LayerSubset | None, path: Path) -> None:
+    """What the user should know before he relies on the new subset."""
+    if subset.speedup < 1.0:
+        typer.echo("expected to be slower than plain decoding: the controller will mostly turn it off", err=True)
+    if before is not None and before.skip != subset.skip:
+        typer.echo(
+            f"it takes the place of {before.skip} (matchness {before.matchness:.3f}, "
+            f"expected speed {before.speedup:.2f}x); "
+            f"delete {path} to have the subset that ships with Outrider, if there is one",
+            err=True,
+        )
 
 
 def _command(options: o.EngineOptions, tuning: LayerTuning, file: Path | None) -> str:
