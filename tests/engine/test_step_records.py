@@ -66,7 +66,8 @@ def test_records_of_every_combination(regime: Regime) -> None:
             base = SamplingParams(max_tokens=20, temperature=temperature, seed=3)
             params = base.model_copy(update={"ignore_eos": ignore, "stop": ("bcb", "k")})
             check_records(engine.generate(prompt, params))
-        for _, result in engine.run([(i, p, SamplingParams(max_tokens=9)) for i, p in enumerate(PROMPTS)], batch=3):
+        short = SamplingParams(max_tokens=9, temperature=temperature)
+        for _, result in engine.run([(i, p, short) for i, p in enumerate(PROMPTS)], batch=3):
             check_records(result)
 
 
