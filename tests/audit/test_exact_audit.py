@@ -25,28 +25,18 @@ from outrider.sampling.draw import RandomStream, Role
 from outrider.trees.shapes.chain import Chain
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind, Regime, Topology
-from outrider.verifiers.base import Exactness, TargetDistributions, Verdict, Verifier, exactness
+from outrider.verifiers.base import Exactness, TargetDistributions, Verdict, exactness
+from outrider.verifiers.sample_match import SampleMatch
 
 PAIRS = [ProposalKind.DETERMINISTIC, ProposalKind.IID, ProposalKind.WITHOUT_REPLACEMENT, ProposalKind.PER_SOURCE]
 
 
-class ToyRight(Verifier):
+class ToyRight(SampleMatch):
     """One draw of the target per node, from the root down: exact whatever was proposed."""
 
     exact_for: ClassVar[Exactness] = exactness(PAIRS, list(Topology), list(Regime))
     summary = "toy"
     source = "none"
-
-    def verify(self, tree: TokenTree, target: TargetDistributions, random: RandomStream, position: int) -> Verdict:
-        path: list[int] = []
-        node = 0
-        while True:
-            token = random.categorical(target.probabilities(node), position + len(path), Role.TARGET, 0)
-            child = tree.children(node).get(token)
-            if child is None:
-                return Verdict(tuple(path), token)
-            path.append(child)
-            node = child
 
 
 class ToyWrong(ToyRight):

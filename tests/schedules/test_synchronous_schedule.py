@@ -36,7 +36,7 @@ class Passes:
 def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     """U03: any split gives the same text, and only the last row of the prompt gets logits."""
     monkeypatch.setattr(synchronous, "PREFILL_ROWS", 8)
-    monkeypatch.setattr("outrider.drafters.small_model._PREFILL_ROWS", 8)
+    monkeypatch.setattr("outrider.models.base.PREFILL_ROWS", 8)
     prompt = [1 + i % 11 for i in range(length)]
     model = ToyModel(vocab_size=12)
     expected = []

@@ -12,9 +12,8 @@ from outrider.audit.law import KEPT, World
 from outrider.sampling.draw import Role, SeededStream
 from outrider.sampling.params import SamplingParams
 from outrider.trees.shapes.chain import Chain, ChainOptions
-from outrider.trees.token_tree import TokenTree
+from outrider.trees.token_tree import TRIALS_PER_NODE, TokenTree
 from outrider.types import ProposalKind, Topology
-from outrider.verifiers.base import TRIALS_PER_NODE
 from outrider.verifiers.block import Block, after_rejection
 from outrider.verifiers.multi_step import MultiStep
 from verifiers.chain_and_tree_laws import (

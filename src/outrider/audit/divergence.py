@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.engine.engine import Engine
-from outrider.models.base import LanguageModel, Segment, SequenceCache, tree_segment
+from outrider.models.base import LanguageModel, Segment, SequenceCache, extend_cache, tree_segment
 from outrider.sampling.params import SamplingParams
-from outrider.schedules.synchronous import PREFILL_ROWS
 from outrider.trees.token_tree import TokenTree
 from outrider.types import StepRecord
 
@@ -109,8 +108,5 @@ def _logits_after(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
 
 def _prefilled(model: LanguageModel, tokens: Sequence[int]) -> SequenceCache:
     cache = model.new_cache()
-    for start in range(0, len(tokens), PREFILL_ROWS):
-        chunk = tokens[start : start + PREFILL_ROWS]
-        model.forward([Segment(cache, chunk, logit_rows=())])
-        cache.commit(range(len(chunk)))
+    extend_cache(model, cache, tokens)
     return cache

@@ -33,6 +33,11 @@ class PromptRow:
     label: object = None
 
     @property
+    def first(self) -> str | list[Message]:
+        """What is answered first: the conversation, or the first turn."""
+        return list(self.messages) if self.messages else self.turns[0]
+
+    @property
     def digest(self) -> str:
         """Identifies the prompt's text, whatever else the row says."""
         text = json.dumps([self.turns, self.messages], ensure_ascii=False, sort_keys=True)

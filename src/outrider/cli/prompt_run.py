@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from outrider.cli import engine_factory
 from outrider.cli.options import EngineOptions
+from outrider.cli.progress import counting_bar
 from outrider.cli.prompt_file import AnswerFile, Message, PromptRow, pending, read_prompts
 from outrider.cli.tables import stats_table
 from outrider.errors import InvalidOptionError, UsageError
@@ -129,7 +129,7 @@ def _answer_rows(
 
     queue = _Queue(engine, params, run.raw, rows)
     stats, failed = combine(()), 0
-    with _progress(errors) as progress:
+    with counting_bar(errors) as progress:
         task = progress.add_task("prompts", total=len(rows))
         with closing(_finished(engine, queue, run.batch)) as finished:
             for conversation in finished:
@@ -199,15 +199,3 @@ def _settings(run: FileRun, options: EngineOptions, params: SamplingParams) -> d
     """What answers may depend on; the number of threads and the batch are the machine's business."""
     settings = {name: value for name, value in options.to_dict().items() if name != "threads"}
     return settings | params.model_dump(mode="json") | {"raw": run.raw}
-
-
-def _progress(errors: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=errors,
-    )

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from outrider.cli import engine_factory, tune_layers
 from outrider.cli import options as o
-from outrider.cli.prompt_file import PromptRow, read_prompts
+from outrider.cli.progress import counting_bar
+from outrider.cli.prompt_file import read_prompts
 from outrider.cli.tables import plain_table
 from outrider.errors import InvalidOptionError
 from outrider.sampling.params import SamplingParams
@@ -87,25 +87,20 @@ def acceptance(  # one line an option; the work is in engine/acceptance.py
     check_output(output)
     if file is not None and output.exists() and file.exists() and output.samefile(file):
         raise InvalidOptionError(f"--output {output} is the file of prompts; choose another name")
-    prompts = list(PROMPTS) if file is None else [_prompt(row) for row in read_prompts(file)]
+    prompts = list(PROMPTS) if file is None else [row.first for row in read_prompts(file)]
     options = o.EngineOptions(
         model, drafter, draft_model, None, proposal, verifier, None, False, False, dtype, weights, device, threads,
         fallback, trust_remote_code,
     )  # fmt: skip
     engine = engine_factory.load_engine(options, params.regime)
     encoded = [engine.encode(prompt, raw=raw) for prompt in prompts[:limit]]
-    with _progress() as progress:
+    with counting_bar(Console(stderr=True)) as progress:
         task = progress.add_task("prompts", total=len(encoded))
         measured = measure_acceptance(
             engine, encoded, params, width, lambda done, _: progress.update(task, completed=done)
         )
     measured.save(output, _command(options, params, width, limit, file, raw))
     _show(measured, output, as_json)
-
-
-def _prompt(row: PromptRow) -> str | list[dict[str, str]]:
-    """A row's conversation, or its first turn."""
-    return [dict(message) for message in row.messages] if row.messages else row.turns[0]
 
 
 def _show(measured: Acceptance, output: Path, as_json: bool) -> None:
@@ -158,15 +153,3 @@ def _command(
     flags = {"--raw": raw, "--ignore-eos": params.ignore_eos, "--fallback": options.fallback}
     words += [name for name, is_set in flags.items() if is_set]
     return shlex.join(words)
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )

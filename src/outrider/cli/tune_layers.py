@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from outrider.cli import engine_factory
 from outrider.cli import options as o
-from outrider.cli.prompt_file import PromptRow, read_prompts
+from outrider.cli.prompt_file import read_prompts
 from outrider.cli.tables import plain_table
 from outrider.errors import InvalidOptionError
 
@@ -73,7 +73,7 @@ def layers(  # one line an option; the work is in engine/layer_tuning.py
 
     tuning = LayerTuning(skip_share, max_new_tokens, moves, search_seed, max_seconds)
     _check(tuning)
-    prompts: list[Prompt] = list(PROMPTS) if file is None else [_prompt(row) for row in read_prompts(file)]
+    prompts: list[Prompt] = list(PROMPTS) if file is None else [row.first for row in read_prompts(file)]
     options = o.EngineOptions(model, "none", dtype=dtype, weights=weights, device=device, threads=threads)
     engine = engine_factory.load_engine(options)
     with SearchProgress(engine.model.num_layers) as progress:
@@ -85,11 +85,6 @@ def layers(  # one line an option; the work is in engine/layer_tuning.py
     _show(tuned, engine.model.num_layers, path, as_json)
     if path is not None and not as_json:
         warn(tuned.subset, before, path)
-
-
-def _prompt(row: PromptRow) -> Prompt:
-    """A row's conversation, or its first turn."""
-    return [dict(message) for message in row.messages] if row.messages else row.turns[0]
 
 
 def _check(tuning: LayerTuning) -> None:

@@ -31,7 +31,7 @@ from outrider.drafters.base import (
 from outrider.drafters.model_source import ModelSource
 from outrider.drafters.small_model import DraftWindow, SmallModelSession, WindowOption, choose_window
 from outrider.errors import InvalidOptionError
-from outrider.models.base import LanguageModel, Segment, SequenceCache
+from outrider.models.base import LanguageModel, Segment, SequenceCache, extend_cache
 from outrider.sampling.draw import OffsetStream
 from outrider.sampling.transform import LogitsPipeline
 from outrider.trees.shapes.base import GrowLimits, Shape
@@ -92,7 +92,7 @@ class CascadeSession(SmallModelSession):
     def _open_source(self, pending: list[int], limits: GrowLimits) -> ModelSource:
         guesses = self.cheap.propose(DraftBudget(limits.max_nodes, limits.max_depth)).tree
         if len(pending) > _MOST_PENDING:
-            self._prefill(pending[:-1])
+            extend_cache(self.model, self.cache, pending[:-1])
             del pending[:-1]
         self._guesses, self._pending = guesses, len(pending)
         return _PrefetchedSource(self.model, self.cache, self.context.pipeline, self.output, pending, guesses)

@@ -27,15 +27,13 @@ from outrider.drafters.model_source import ModelSource
 from outrider.drafters.small_model import WindowOption, choose_window
 from outrider.drafters.text_source import TextSource
 from outrider.errors import IllegalCombinationError
-from outrider.models.base import Segment, SequenceCache
+from outrider.models.base import SequenceCache, common_prefix, extend_cache
 from outrider.models.shared_vocabulary import SharedVocabulary
 from outrider.sampling.transform import LogitsPipeline
 from outrider.text.running_encoding import RunningEncoding
 from outrider.trees.shapes.base import Candidates, GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind
-
-_PREFILL_ROWS = 512
 
 
 class Mode(StrEnum):
@@ -176,14 +174,11 @@ class CrossTokenizerSession(GrowingSession):
 
     def _read(self, wanted: Sequence[int]) -> Tensor:
         """Evaluate what the cache lacks of ``wanted``, which is at least its last token; returns that one's logits."""
-        last_row = self.model.vocab_size - 1
         pending = wanted[len(self.covered) :]
-        for start in range(0, len(pending), _PREFILL_ROWS):
-            # Tokens that a tokenizer has beyond the rows of its model: any known one may stand for them.
-            chunk = [min(token, last_row) for token in pending[start : start + _PREFILL_ROWS]]
-            rows = self.model.forward([Segment(self.cache, chunk, logit_rows=[len(chunk) - 1])])[0].logits
-            self.cache.commit(range(len(chunk)))
-            self.covered.extend(pending[start : start + len(chunk)])
+        # Tokens that a tokenizer has beyond the rows of its model: any known one may stand for them.
+        known = [min(token, self.model.vocab_size - 1) for token in pending]
+        rows = extend_cache(self.model, self.cache, known, wants_logits=True)
+        self.covered.extend(pending)
         return rows
 
     def _accepted(self, committed: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -202,10 +197,10 @@ class CrossTokenizerSession(GrowingSession):
         The last token always stays pending, so that its logits are computed on the committed text.
         """
         wanted = self._recent()[:-1]
-        kept = _common(guesses, wanted[len(self.covered) :])
+        kept = common_prefix(guesses, wanted[len(self.covered) :])
         self.cache.commit(slots[:kept])
         self.covered.extend(guesses[:kept])
-        length = _common(self.covered, wanted)
+        length = common_prefix(self.covered, wanted)
         if length == len(self.covered):
             return
         if self.cache.can_truncate(length):
@@ -242,13 +237,3 @@ class _SharedSource(ModelSource):
         one = torch.zeros_like(q)
         one[min(self.draft_of)] = 1.0
         return Candidates(probabilities=one)
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    length = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        length += 1
-    return length

@@ -9,21 +9,18 @@ text's beginning changes how many guesses are accepted, never the output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch import Tensor
 
 from outrider.drafters.base import DraftContext, Drafter, DraftOptions, DraftParts, GrowingSession, Observation
 from outrider.drafters.model_source import ModelSource
 from outrider.errors import InvalidOptionError
-from outrider.models.base import LanguageModel, Segment
+from outrider.models.base import LanguageModel, common_prefix, extend_cache
 from outrider.trees.shapes.base import GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
 
-_PREFILL_ROWS = 512
 _SMALLEST_WINDOW = 4
 _MOST_GUESSES_AHEAD = 64
 """Positions of a draft context that an automatic window leaves to guesses, at most a quarter of the context."""
@@ -128,13 +125,7 @@ class SmallModelSession(GrowingSession):
         covered = self.covered
         super().begin(context)
         start = self.window.start(len(self.tokens))
-        shared = 0
-        if start == self.start:
-            for old, new in zip(covered, self.tokens[start:], strict=False):
-                if old != new:
-                    break
-                shared += 1
-        self._restart(start, shared)
+        self._restart(start, common_prefix(covered, self.tokens[start:]) if start == self.start else 0)
 
     def grow(self, limits: GrowLimits) -> TokenTree:
         start = self.window.start(len(self.tokens))
@@ -152,16 +143,8 @@ class SmallModelSession(GrowingSession):
 
     def _open_source(self, pending: list[int], limits: GrowLimits) -> ModelSource:
         """Where the tree's candidates come from, once the ``pending`` committed tokens, root last, are evaluated."""
-        root_rows = self._prefill(pending)
+        root_rows = extend_cache(self.model, self.cache, pending, wants_logits=True)
         return ModelSource("small_model", self.model, self.cache, self.context.pipeline, self.output, root_rows)
-
-    def _prefill(self, tokens: Sequence[int]) -> Tensor:
-        """Evaluate committed tokens and keep their entries; logits [1, vocabulary] of the last one."""
-        for first in range(0, len(tokens), _PREFILL_ROWS):
-            chunk = tokens[first : first + _PREFILL_ROWS]
-            rows = self.model.forward([Segment(self.cache, chunk, logit_rows=[len(chunk) - 1])])[0].logits
-            self.cache.commit(range(len(chunk)))
-        return rows
 
     def observe(self, observation: Observation) -> None:
         if self.tree is not None and self._source is not None:

@@ -23,7 +23,7 @@ from outrider.engine.result import Event, Result
 from outrider.engine.stats import fold
 from outrider.engine.text_stream import TextStream
 from outrider.errors import ContextLengthError, InvalidOptionError, UsageError
-from outrider.models.base import SequenceCache
+from outrider.models.base import SequenceCache, common_prefix
 from outrider.sampling.draw import SeededStream
 from outrider.sampling.params import SamplingParams, usage_error
 from outrider.sampling.transform import LogitsPipeline
@@ -313,12 +313,8 @@ class Engine:
         return active.sequence.finish is not None
 
     def _reusable_cache(self, session: Session, tokens: Sequence[int]) -> SequenceCache:
-        shared = 0
         # The last prompt token is always evaluated anew: its logits give the first output token.
-        for old, new in zip(session.tokens, tokens[:-1], strict=False):
-            if old != new:
-                break
-            shared += 1
+        shared = common_prefix(session.tokens, tokens[:-1])
         cache, session.cache = session.cache, None
         if cache is None or not cache.can_truncate(shared):
             return self.model.new_cache()

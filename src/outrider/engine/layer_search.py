@@ -22,9 +22,8 @@ from torch import Tensor
 
 from outrider.engine.layer_costs import SublayerCosts
 from outrider.errors import InvalidOptionError
-from outrider.models.base import FULL, LanguageModel, Segment, SequenceCache, Sublayers
+from outrider.models.base import FULL, LanguageModel, Segment, SequenceCache, Sublayers, extend_cache
 
-_PREFILL_ROWS = 512
 SHORTLIST = 8
 """Sublayers tried in a round of elimination: those that cost least when they were last tried."""
 _LOWEST_MATCHNESS = 0.2
@@ -105,10 +104,7 @@ class MatchMeter:
 
 def _prefilled(model: LanguageModel, prompt: Sequence[int]) -> SequenceCache:
     cache = model.new_cache()
-    for start in range(0, len(prompt), _PREFILL_ROWS):
-        chunk = prompt[start : start + _PREFILL_ROWS]
-        model.forward([Segment(cache, chunk, logit_rows=())])
-        cache.commit(range(len(chunk)))
+    extend_cache(model, cache, prompt)
     return cache
 
 

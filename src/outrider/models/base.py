@@ -24,6 +24,9 @@ FINAL_HIDDEN = "final"
 """Name of the hidden state after the final norm; an integer names the input of that block."""
 
 
+PREFILL_ROWS = 512
+"""Rows of one pass over committed text: bounds what activations take."""
+
 Sublayers = frozenset[int]
 """Sublayers of a model: ``2 * block`` is a block's attention, ``2 * block + 1`` its MLP."""
 
@@ -161,6 +164,34 @@ class LanguageModel(ABC):
     def supports_skip(self) -> bool:
         """Whether ``skip`` is honoured."""
         return False
+
+
+def extend_cache(
+    model: LanguageModel, cache: SequenceCache, tokens: Sequence[int], wants_logits: bool = False
+) -> Tensor:
+    """Evaluate committed text behind ``cache`` chunk by chunk and keep its entries.
+
+    Returns:
+        Logits [1, vocabulary] of the last token if they are wanted and there is one, else [0, vocabulary].
+    """
+    rows = torch.empty((0, model.vocab_size), device=model.device)
+    for start in range(0, len(tokens), PREFILL_ROWS):
+        chunk = tokens[start : start + PREFILL_ROWS]
+        is_last = start + len(chunk) == len(tokens)
+        wanted = [len(chunk) - 1] if wants_logits and is_last else []
+        rows = model.forward([Segment(cache, chunk, logit_rows=wanted)])[0].logits
+        cache.commit(range(len(chunk)))
+    return rows
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the common prefix: what a cache of one text can keep for the other."""
+    length = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        length += 1
+    return length
 
 
 def blocks_after(layer: int, num_layers: int) -> Sublayers:

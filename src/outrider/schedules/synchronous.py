@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DraftBudget, Drafter, Observation, Proposal
-from outrider.models.base import LanguageModel, Segment, SegmentOutput, tree_segment
+from outrider.models.base import PREFILL_ROWS, LanguageModel, Segment, SegmentOutput, tree_segment
 from outrider.schedules.base import Schedule
 from outrider.schedules.controller import Controller
 from outrider.schedules.sequence import RunningSequence
@@ -23,7 +23,6 @@ from outrider.trees.token_tree import TokenTree
 from outrider.types import StepRecord, StepTimes
 from outrider.verifiers.base import Verdict
 
-PREFILL_ROWS = 512
 _FREE = 0.02
 """Drafting below this share of the target's pass costs nothing that matters: a look-up that found nothing."""
 

@@ -21,6 +21,9 @@ from outrider.types import ProposalKind, Topology
 
 IntArray = NDArray[np.int64]
 
+TRIALS_PER_NODE = 4096
+"""Stride of the keys of draws and accept tests: (node, trial index) -> one counter."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:

@@ -19,10 +19,6 @@ from outrider.types import ProposalKind, Regime, Topology
 Exactness = frozenset[tuple[ProposalKind, Topology, Regime]]
 
 
-TRIALS_PER_NODE = 4096
-"""Stride of the accept keys, as in ``shapes/base.py``: (node, trial index) -> one counter."""
-
-
 class TargetDistributions(Protocol):
     """The target's processed distributions at a tree's nodes, computed when asked for (few nodes are visited)."""
 

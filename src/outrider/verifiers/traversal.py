@@ -20,10 +20,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from outrider.sampling.draw import RandomStream, Role
-from outrider.trees.token_tree import TokenTree, Trial
+from outrider.trees.token_tree import TRIALS_PER_NODE, TokenTree, Trial
 from outrider.types import ProposalKind, Regime, Topology
 from outrider.verifiers.base import (
-    TRIALS_PER_NODE,
     Exactness,
     TargetDistributions,
     Verdict,

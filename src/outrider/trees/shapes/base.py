@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from outrider.errors import IllegalCombinationError
-from outrider.trees.token_tree import TokenTree
+from outrider.trees.token_tree import TRIALS_PER_NODE, TokenTree
 from outrider.types import ProposalKind, RandomStream, Role, Topology
 
 FloatArray = NDArray[np.float64]
@@ -225,7 +225,7 @@ def add_children(
     for index in range(count):
         if tree.kind is ProposalKind.WITHOUT_REPLACEMENT and float(remaining.sum()) <= 0.0:
             break
-        token = limits.random.categorical(remaining, limits.position, Role.DRAFT, node * 4096 + index)
+        token = limits.random.categorical(remaining, limits.position, Role.DRAFT, node * TRIALS_PER_NODE + index)
         tree.add(node, token, source, row)
         if tree.kind is ProposalKind.WITHOUT_REPLACEMENT:
             remaining = remaining.clone()
