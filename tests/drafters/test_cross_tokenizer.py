@@ -511,3 +511,29 @@ def test_a_window_of_the_draft_encoding(mode: str) -> None:
     start = draft.window.start(len(encoding))
     assert start > 0
     assert draft.covered == encoding[start : start + len(draft.covered)]
+
+
+def test_an_interrupted_prefill_leaves_what_it_kept_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between two chunks of a long prompt: the session knows what its cache covers; the next turn is right."""
+    fast = engine("text")
+    session, params = fast.new_session(), SamplingParams(max_tokens=12, ignore_eos=True)
+    prompt = random_prompts(1, TARGET.vocab_size, seed=2)[0] * 4
+    monkeypatch.setattr("outrider.models.base.PREFILL_ROWS", 8)
+    original, calls = Speller.forward, 0
+
+    def interrupted(self: Speller, *args: object, **named: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return original(self, *args, **named)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Speller, "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fast.generate(prompt, params, session)
+    (draft,) = session.drafts.values()
+    assert isinstance(draft, CrossTokenizerSession)
+    assert len(draft.covered) == draft.cache.length == 8
+    assert fast.generate(prompt, params, session).tokens == fast.plain().generate(prompt, params).tokens
+    assert draft.covered == draft.encoding.tokens[: draft.cache.length]

@@ -177,9 +177,10 @@ class CrossTokenizerSession(GrowingSession):
         pending = wanted[len(self.covered) :]
         # Tokens that a tokenizer has beyond the rows of its model: any known one may stand for them.
         known = [min(token, self.model.vocab_size - 1) for token in pending]
-        rows = extend_cache(self.model, self.cache, known, wants_logits=True)
-        self.covered.extend(pending)
-        return rows
+        try:
+            return extend_cache(self.model, self.cache, known, wants_logits=True)
+        finally:  # an interrupted prefill has kept the chunks before
+            self.covered.extend(pending[: self.cache.length - len(self.covered)])
 
     def _accepted(self, committed: Sequence[int]) -> tuple[list[int], list[int]]:
         """Draft tokens, and their scratch slots, that may continue the cache now that ``committed`` is text."""

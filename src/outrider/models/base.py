@@ -23,7 +23,6 @@ from outrider.trees.topology import ancestors_mask, is_chain
 FINAL_HIDDEN = "final"
 """Name of the hidden state after the final norm; an integer names the input of that block."""
 
-
 PREFILL_ROWS = 512
 """Rows of one pass over committed text: bounds what activations take."""
 
