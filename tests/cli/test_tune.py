@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.app import run
+from outrider.cli.prompt_file import PromptRow
 from outrider.engine.acceptance import Acceptance, accepted_children
 from outrider.errors import RunError
 from outrider.types import StepRecord
@@ -156,3 +157,9 @@ def record(position: int, path: tuple[int, ...] = (), phase: str = "decode") -> 
 def test_what_counts_as_a_step() -> None:
     records = [record(0, phase="prefill"), record(1, (2, 3)), record(3, (4,)), record(5), record(9, (1,))]
     assert accepted_children(records, room=10) == [1, 2, None]
+
+
+def test_what_is_measured_of_a_row_is_its_first_turn_or_its_conversation() -> None:
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"})
+    assert PromptRow(0, turns=("first", "second")).first == "first"
+    assert PromptRow(0, messages=messages).first == list(messages)
