@@ -80,12 +80,15 @@ class Observation:
         hidden: the target's hidden states at the rows that predicted them, by name, [len(committed), hidden].
         extra_logits: logits of the proposal's rows beyond its tree, [extra rows, vocabulary], or ``None``.
         accepted: guesses that the verifier accepted, those cut off by a stop condition included.
+        prompt_hidden: after a prefill, the states at the prompt rows before those of ``hidden`` that were evaluated,
+            [rows, hidden]: the last ones of the prompt, its final row excluded.
     """
 
     committed: Sequence[int]
     hidden: dict[str | int, Tensor] = field(default_factory=dict)
     extra_logits: Tensor | None = None
     accepted: int = 0
+    prompt_hidden: dict[str | int, Tensor] = field(default_factory=dict)
 
 
 class DraftSession(ABC):
@@ -102,6 +105,13 @@ class DraftSession(ABC):
     @abstractmethod
     def observe(self, observation: Observation) -> None:
         """Learn what was kept after a proposal (or after the prefill, whose first token is the only one)."""
+
+    def reusable(self, prompt: Sequence[int]) -> int:
+        """Leading tokens of ``prompt`` whose hidden states this session does not need: the target may keep its entries.
+
+        Asked before ``begin``. All of them, except for sessions that are made of hidden states.
+        """
+        return len(prompt)
 
     def end(self) -> None:  # noqa: B027 - most sessions have nothing to undo
         """The request is over (finished, failed or cancelled); roll back anything speculative."""

@@ -89,6 +89,9 @@ class CascadeSession(SmallModelSession):
         super().begin(context)
         self.cheap.begin(replace(context, random=OffsetStream(context.random, 1)))
 
+    def reusable(self, prompt: Sequence[int]) -> int:
+        return self.cheap.reusable(prompt)
+
     def _open_source(self, pending: list[int], limits: GrowLimits) -> ModelSource:
         guesses = self.cheap.propose(DraftBudget(limits.max_nodes, limits.max_depth)).tree
         if len(pending) > _MOST_PENDING:
@@ -135,10 +138,10 @@ class _PrefetchedSource(ModelSource):
         count, ahead = len(pending), len(pending) - 1
         parents = np.concatenate([np.arange(-1, ahead), guesses.parent_array()[1:] + ahead])
         self._visible = ancestors_mask(parents)
-        self._first_position = cache.length + ahead
+        self._root_position = cache.length + ahead
         positions = [
             *range(cache.length, cache.length + count),
-            *(self._first_position + d for d in guesses.depths[1:]),
+            *(self._root_position + d for d in guesses.depths[1:]),
         ]
         tokens = [*pending, *(min(token, model.vocab_size - 1) for token in guesses.tokens[1:])]
         wanted = range(ahead, len(tokens))

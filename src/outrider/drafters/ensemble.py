@@ -85,6 +85,9 @@ class EnsembleSession(DraftSession):
             member.begin(replace(context, random=OffsetStream(context.random, index)))
         self._trees = []
 
+    def reusable(self, prompt: Sequence[int]) -> int:
+        return min(member.reusable(prompt) for member in self.members)
+
     def propose(self, budget: DraftBudget) -> Proposal:
         # Fixed before anything is drawn: what a member may draw never depends on another one's luck.
         shares = equal_shares(budget.max_nodes, self._sizes)

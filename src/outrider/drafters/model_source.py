@@ -1,10 +1,13 @@
-"""Candidates from a language model: grows scratch entries in a cache as a shape expands the tree, level by level.
+"""Candidates from a network: grows scratch entries in a cache as a shape expands the tree, level by level.
 
-Shared by every drafter that is itself a model (``small_model``, ``layer_skip``). Knows no shape and no verifier.
+``RowSource`` keeps the tree mask and turns rows of logits into candidates; ``ModelSource`` gets its rows from a
+language model (``small_model``, ``layer_skip``), ``feature_source.py`` from a draft head. Knows no shape and no
+verifier.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,47 +25,44 @@ from outrider.types import ProposalKind
 _FIRST_SLOTS = 64
 
 
-class ModelSource:
+class RowSource(ABC):
     """A ``ChildSource`` for one proposal.
 
     Args:
         name: recorded as the source of every node.
-        model, cache: who guesses, and where its entries go; the caller rolls back or commits.
         pipeline: the request's logits pipeline.
         output: output tokens committed so far, root included.
-        root_rows: logits [1, vocabulary] of the root when it is in the cache already, else ``None``: the root is then
-            forwarded as the first scratch row.
-        skip: sublayers of the model that drafting leaves out.
+        root_rows: logits [1, vocabulary] of the root when it was evaluated already, else ``None``: the root is then
+            the first scratch row.
+        root_position: position of the root's row.
     """
 
     def __init__(
         self,
         name: str,
-        model: LanguageModel,
-        cache: SequenceCache,
         pipeline: LogitsPipeline,
         output: Sequence[int],
-        root_rows: Tensor | None = None,
-        skip: Sublayers = FULL,
+        root_rows: Tensor | None,
+        root_position: int,
     ) -> None:
         self.name = name
-        self.model = model
-        self.cache = cache
         self.pipeline = pipeline
         self.output = list(output)
         self.slots: dict[int, int] = {}  # node -> its scratch slot
         self._root_rows = root_rows
-        self._skip = skip
         self._visible: NDArray[np.bool_] = np.zeros((0, 0), dtype=np.bool_)  # ancestors of each forwarded slot
         self._buffer = self._visible
-        self._first_position = cache.length - (0 if root_rows is None else 1)
+        self._root_position = root_position
+
+    @abstractmethod
+    def forward_rows(
+        self, tree: TokenTree, nodes: Sequence[int], positions: list[int], mask: NDArray[np.bool_]
+    ) -> Tensor:
+        """Logits [len(nodes), vocabulary] of new scratch rows; ``mask`` [len(nodes), all scratch rows] is theirs."""
 
     def candidates(self, tree: TokenTree, nodes: Sequence[int]) -> list[Candidates]:
         """One draft forward for all ``nodes``; their distributions after the request's processing."""
-        rows = self._rows(tree, nodes)
-        missing = self.pipeline.vocab_size - rows.shape[-1]
-        if missing > 0:  # a draft head with fewer padding rows than the target's tokenizer has tokens
-            rows = F.pad(rows, (0, missing), value=float("-inf"))
+        rows = self.over_target_vocabulary(self.rows(tree, nodes))
         process = self.pipeline.ranking if tree.kind is ProposalKind.DETERMINISTIC else self.pipeline.probabilities
         return [
             Candidates(probabilities=process(row, self.above(tree, node)))
@@ -77,14 +77,24 @@ class ModelSource:
         """
         if self.pipeline.changes_logits or tree.kind is not ProposalKind.DETERMINISTIC:
             return rank_candidates(self.candidates(tree, nodes), k)
-        rows = self._rows(tree, nodes)[:, : self.pipeline.vocab_size]
-        return best_children(rows, self.pipeline.params, k, least)
+        return self.rank(self.rows(tree, nodes), k, least)
+
+    def over_target_vocabulary(self, rows: Tensor) -> Tensor:
+        """Logits [n, draft vocabulary] -> logits over the target's tokens, -inf for those that cannot be guessed."""
+        missing = self.pipeline.vocab_size - rows.shape[-1]
+        # A draft model may have fewer padding rows than the target's tokenizer has tokens.
+        return F.pad(rows, (0, missing), value=float("-inf")) if missing > 0 else rows
+
+    def rank(self, rows: Tensor, k: int, least: FloatArray | None) -> RankedChildren:
+        """The ``k`` best target tokens of each row of logits."""
+        return best_children(rows[:, : self.pipeline.vocab_size], self.pipeline.params, k, least)
 
     def renumber(self, new_index: Mapping[int, int]) -> None:
         """Nodes have other indices in the tree that the shape returns; those that are not in it lose their slots."""
         self.slots = {new_index[node]: slot for node, slot in self.slots.items() if node in new_index}
 
-    def _rows(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
+    def rows(self, tree: TokenTree, nodes: Sequence[int]) -> Tensor:
+        """Logits [len(nodes), draft vocabulary]."""
         rows = self._root_rows if list(nodes) == [0] else None
         return self.evaluate(tree, nodes) if rows is None else rows
 
@@ -102,9 +112,8 @@ class ModelSource:
         visible[new[has_slot], :before] = visible[parent_slots[has_slot], :before]
         visible[new, new] = True
         self.slots.update(zip(nodes, new.tolist(), strict=True))
-        positions = [self._first_position + tree.depths[node] for node in nodes]
-        segment = Segment(self.cache, [tree.tokens[n] for n in nodes], positions, visible[before:])
-        return self.model.forward([segment], skip=self._skip)[0].logits
+        positions = [self._root_position + tree.depths[node] for node in nodes]
+        return self.forward_rows(tree, nodes, positions, visible[before:])
 
     def _grow_mask(self, size: int) -> NDArray[np.bool_]:
         """``_visible`` with room for ``size`` slots. Its buffer doubles, so a tree grown node by node copies little."""
@@ -114,3 +123,34 @@ class ModelSource:
             self._buffer[:before, :before] = self._visible
         self._visible = self._buffer[:size, :size]
         return self._visible
+
+
+class ModelSource(RowSource):
+    """Rows from a language model.
+
+    Args:
+        model, cache: who guesses, and where its entries go; the caller rolls back or commits.
+        skip: sublayers of the model that drafting leaves out.
+        name, pipeline, output, root_rows: as ``RowSource``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: LanguageModel,
+        cache: SequenceCache,
+        pipeline: LogitsPipeline,
+        output: Sequence[int],
+        root_rows: Tensor | None = None,
+        skip: Sublayers = FULL,
+    ) -> None:
+        super().__init__(name, pipeline, output, root_rows, cache.length - (0 if root_rows is None else 1))
+        self.model = model
+        self.cache = cache
+        self._skip = skip
+
+    def forward_rows(
+        self, tree: TokenTree, nodes: Sequence[int], positions: list[int], mask: NDArray[np.bool_]
+    ) -> Tensor:
+        segment = Segment(self.cache, [tree.tokens[node] for node in nodes], positions, mask)
+        return self.model.forward([segment], skip=self._skip)[0].logits

@@ -250,8 +250,8 @@ class Engine:
         limit = FinishReason.LENGTH if params.max_tokens <= room else FinishReason.CONTEXT
         rules = StopRules(frozenset(pipeline.stop_ids), params.min_tokens, min(params.max_tokens, room), limit, stops)
         lane.verifier.admit(params, pipeline.vocab_size, lane.drafter.shape.most_children)
-        cache = self._reusable_cache(session, tokens)
         draft_session = session.drafts.pop(lane.drafter, None) or lane.drafter.new_session()
+        cache = self._reusable_cache(session, tokens, draft_session.reusable(tokens))
         random = SeededStream(params.seed)
         # Where a seed's draws depend on the tree, the clock must not choose it.
         is_adaptive = params.regime is Regime.GREEDY or params.seed is None or lane.verifier.seed_fixes_text
@@ -312,9 +312,9 @@ class Engine:
     def _is_finished(active: _Active) -> bool:
         return active.sequence.finish is not None
 
-    def _reusable_cache(self, session: Session, tokens: Sequence[int]) -> SequenceCache:
+    def _reusable_cache(self, session: Session, tokens: Sequence[int], reusable: int) -> SequenceCache:
         # The last prompt token is always evaluated anew: its logits give the first output token.
-        shared = common_prefix(session.tokens, tokens[:-1])
+        shared = min(common_prefix(session.tokens, tokens[:-1]), reusable)
         cache, session.cache = session.cache, None
         if cache is None or not cache.can_truncate(shared):
             return self.model.new_cache()

@@ -20,6 +20,7 @@ DRAFTERS = {
     "cascade": "outrider.drafters.cascade:Cascade",
     "lookahead": "outrider.drafters.lookahead:Lookahead",
     "cross_tokenizer": "outrider.drafters.cross_tokenizer:CrossTokenizer",
+    "eagle3": "outrider.drafters.eagle3:Eagle3Drafter",
     "replay": "outrider.drafters.replay:Replay",
 }
 

@@ -129,6 +129,7 @@ class LanguageModel(ABC):
         hidden_size: width of the hidden states.
         device, dtype: where logits live and what they are computed in.
         name: for messages.
+        final_soft_cap: logits are ``cap * tanh(x / cap)`` of products with the output matrix where it is set.
     """
 
     name: str
@@ -138,6 +139,7 @@ class LanguageModel(ABC):
     hidden_size: int
     device: torch.device
     dtype: torch.dtype
+    final_soft_cap: float | None = None
 
     @abstractmethod
     def new_cache(self) -> SequenceCache:
@@ -163,6 +165,19 @@ class LanguageModel(ABC):
     def supports_skip(self) -> bool:
         """Whether ``skip`` is honoured."""
         return False
+
+    # -- what draft heads build on ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Token ids int64 [...] -> what block 0 receives, [..., hidden_size] in ``dtype``."""
+
+    @abstractmethod
+    def output_rows(self, tokens: Tensor | None = None) -> Tensor:
+        """Rows of the output matrix, [len(tokens), hidden_size] in ``dtype``; all [vocab_size, hidden_size] by default.
+
+        Products of the final hidden state with them are logits, before a soft cap where the model has one.
+        """
 
 
 def extend_cache(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +68,7 @@ class Decoder(LanguageModel):
         self.context_length = config.context_length
         self.num_layers = config.num_layers
         self.hidden_size = config.hidden_size
+        self.final_soft_cap = config.final_soft_cap
         self.device = plan.device
         self.dtype = plan.dtype
         self.embedding = loader.matrix("model.embed_tokens.weight")
@@ -74,6 +76,7 @@ class Decoder(LanguageModel):
         self.final_norm = loader.vector("model.norm.weight", config.norm_offset)
         is_tied = config.tie_embeddings or "lm_head.weight" not in loader.names
         self.head = loader.head(checkpoint.tensor("model.embed_tokens.weight" if is_tied else "lm_head.weight"))
+        self._output_tensor = partial(checkpoint.tensor, "model.embed_tokens.weight" if is_tied else "lm_head.weight")
         self.has_int4 = loader.has_int4
         self.operations = choose_operations(config, plan.dtype, plan.device)
         self._ropes = {
@@ -90,14 +93,22 @@ class Decoder(LanguageModel):
         return KVCache(self.config, self.plan.dtype, self.device)
 
     @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        x = F.embedding(tokens.to(self.device), self.embedding)
+        return x if self._embedding_scale == 1.0 else x * self._embedding_scale
+
+    @torch.inference_mode()
+    def output_rows(self, tokens: Tensor | None = None) -> Tensor:
+        rows: Tensor = self._output_tensor()
+        return (rows if tokens is None else rows[tokens.cpu()]).to(self.device, self.dtype)
+
+    @torch.inference_mode()
     def forward(
         self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), skip: Sublayers = FULL
     ) -> list[SegmentOutput]:
         check_request(segments, hidden, self.num_layers, skip)
         rows, turns, tokens = self._prepare(segments)
-        x = F.embedding(tokens, self.embedding)
-        if self._embedding_scale != 1.0:
-            x = x * self._embedding_scale
+        x = self.embed(tokens)
         kept: dict[str | int, Tensor] = {}
         delta: Tensor | None = None  # the last sub-block's output, added to x together with the next norm
         for index, block in enumerate(self.blocks):

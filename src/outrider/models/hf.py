@@ -98,6 +98,19 @@ class TransformersModel(LanguageModel):
         return TransformersCache(self.layout.has_entries)
 
     @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        rows: Tensor = self.model.get_input_embeddings()(tokens.to(self.device))
+        return rows
+
+    @torch.inference_mode()
+    def output_rows(self, tokens: Tensor | None = None) -> Tensor:
+        head = self.model.get_output_embeddings()
+        if head is None:
+            raise UnsupportedModelError(f"{self.name} has no output matrix that a draft head could share")
+        rows: Tensor = head.weight if tokens is None else head.weight[tokens.to(self.device)]
+        return rows
+
+    @torch.inference_mode()
     def forward(
         self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), skip: Sublayers = FULL
     ) -> list[SegmentOutput]:

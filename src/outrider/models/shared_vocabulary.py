@@ -38,6 +38,12 @@ class SharedVocabulary(LanguageModel):
         self.draft_of = dict(zip(target_ids.tolist(), draft_ids.tolist(), strict=True))
         """Target id -> draft id, for shared tokens."""
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.model.embed(tokens)
+
+    def output_rows(self, tokens: Tensor | None = None) -> Tensor:
+        return self.model.output_rows(tokens)
+
     def new_cache(self) -> SequenceCache:
         return self.model.new_cache()
 

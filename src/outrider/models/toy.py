@@ -104,6 +104,17 @@ class ToyModel(LanguageModel):
         view = np.asarray(tokens, dtype=np.int64)
         return self._logits(view if self.window is None else view[-self.window :]).clone()
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        rows = [self._hidden(np.array([token]), 0, FULL) for token in tokens.flatten().tolist()]
+        return _stack(rows, self.hidden_size).view(*tokens.shape, self.hidden_size)
+
+    def output_rows(self, tokens: Tensor | None = None) -> Tensor:
+        """Fixed numbers: the toy's logits are a table, not a product with its hidden states."""
+        ids = range(self.vocab_size) if tokens is None else tokens.tolist()
+        return _stack(
+            [_values(b"output %d %d" % (self.seed, token), self.hidden_size) for token in ids], self.hidden_size
+        )
+
     def forward(
         self, segments: Sequence[Segment], hidden: Sequence[str | int] = (), skip: Sublayers = FULL
     ) -> list[SegmentOutput]:

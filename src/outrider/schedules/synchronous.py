@@ -70,9 +70,11 @@ class Synchronous(Schedule):
         clock = Clock(self.target.device)
         cache = sequence.cache
         pending = list(sequence.prompt[cache.length :])
+        states: list[dict[str | int, Tensor]] = []
         with cache.speculation():
             while len(pending) > PREFILL_ROWS:
-                self.target.forward([Segment(cache, pending[:PREFILL_ROWS], logit_rows=())], self.hidden)
+                chunk = Segment(cache, pending[:PREFILL_ROWS], logit_rows=())
+                states.append(self.target.forward([chunk], self.hidden)[0].hidden)
                 cache.commit(range(PREFILL_ROWS))
                 del pending[:PREFILL_ROWS]
             last = [len(pending) - 1]
@@ -83,9 +85,10 @@ class Synchronous(Schedule):
             verify = clock.lap()
             emitted, trimmed = self._keep(sequence, tree, verdict, rows)
             cache.commit(range(len(pending)))
-        # Features of the last prompt row: what a feature-based drafter continues from.
-        hidden = {name: state[-1:] for name, state in output.hidden.items()}
-        sequence.session.observe(Observation(emitted, hidden))
+        rows_seen = {name: torch.cat([part[name] for part in (*states, output.hidden)]) for name in self.hidden}
+        hidden = {name: state[-1:] for name, state in rows_seen.items()}
+        before = {name: state[:-1] for name, state in rows_seen.items()}
+        sequence.session.observe(Observation(emitted, hidden, prompt_hidden=before))
         times = StepTimes(0.0, target, verify, clock.lap())
         return self._record(sequence, "prefill", tree, verdict, emitted, trimmed, times)
 

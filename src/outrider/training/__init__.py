@@ -1,0 +1,1 @@
+"""Training of draft heads and small models: self-distillation data, one alignment, one objective per head."""
