@@ -9,9 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from outrider.types import ProposalKind
 
 
+AUTO = "auto"
+FALLBACK_DRAFTER = "ngram"
+"""What ``auto`` stands for with a target that no trained head ships for."""
+
+
 class EngineConfig(BaseModel):
     """One engine. Parts are given as ``name`` or ``name:option=value,option=value`` (``engine/spec.py``).
 
+    ``drafter`` ``auto`` is the best head that ships for the target, else n-grams.
     ``shape``, ``verifier`` and ``proposal`` may be left out: the drafter's default shape; the best children at
     temperature 0 and for n-grams, drawn children otherwise; greedy matching at temperature 0, above it sample matching
     for the best children and multi-step sampling for drawn ones. ``lossy`` admits a verifier that changes the output,
@@ -22,7 +28,7 @@ class EngineConfig(BaseModel):
 
     model: str = "smollm2-135m"
     draft_model: str | None = None
-    drafter: str = "ngram"
+    drafter: str = AUTO
     shape: str | None = None
     verifier: str | None = None
     proposal: ProposalKind | None = None
@@ -37,6 +43,11 @@ class EngineConfig(BaseModel):
     lossy: bool = False
     fallback: bool = False
     trust_remote_code: bool = False
+
+    @property
+    def known_drafter(self) -> str:
+        """The drafter before a model is loaded: ``auto`` may become a trained head of the target afterwards."""
+        return FALLBACK_DRAFTER if self.drafter == AUTO else self.drafter
 
     @property
     def draft_models(self) -> tuple[str, ...]:

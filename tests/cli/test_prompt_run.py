@@ -13,9 +13,10 @@ import pytest
 from fake_engine import Loader
 
 from outrider.cli import app
-from outrider.cli.prompt_file import AnswerFile, read_prompts
+from outrider.cli.answer_file import AnswerFile
 from outrider.engine.stats import Stats
 from outrider.errors import DownloadError, RunError, UsageError
+from outrider.text.prompt_file import read_prompts
 
 PROMPTS = [
     {"prompt": "one", "id": "a"},
@@ -224,7 +225,7 @@ def test_two_runs_do_not_share_an_output(
 ) -> None:
     output = tmp_path / "out"
     code = (
-        "import pathlib, sys; from outrider.cli.prompt_file import AnswerFile; "
+        "import pathlib, sys; from outrider.cli.answer_file import AnswerFile; "
         "held = AnswerFile(pathlib.Path(sys.argv[1]), {}); print('held', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(
@@ -274,7 +275,7 @@ def test_an_output_that_its_last_run_removed_is_made_anew(tmp_path: Path, monkey
             output.unlink()
         return True
 
-    monkeypatch.setattr("outrider.cli.prompt_file._lock", lock)
+    monkeypatch.setattr("outrider.cli.answer_file._lock", lock)
     answers = AnswerFile(output, {})
     answers.write({"index": 0})
     answers.close()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.app import run
-from outrider.cli.prompt_file import PromptRow
 from outrider.engine.acceptance import Acceptance, accepted_children
 from outrider.errors import RunError
+from outrider.text.prompt_file import PromptRow
 from outrider.types import StepRecord
 
 TOY = ["tune", "acceptance", "--model", "toy", "--ignore-eos"]

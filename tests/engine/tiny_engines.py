@@ -105,7 +105,16 @@ class Combination:
         return build_engine(self.drafter, self.shape, self.proposal, self.verifier, **options)  # type: ignore[arg-type]
 
 
+def _untrained_heads() -> dict[str, tuple[str, ...]]:
+    """Drafters that may take a trained head, with one that nobody trained: none ships for a toy."""
+    fields = {name: load_class("drafter", name).Options.model_fields.get("head") for name in DRAFTERS}
+    heads = {name: (f"{name}:head=random",) for name, field in fields.items() if field is not None}
+    is_needed = {name: field is not None and field.default == "auto" for name, field in fields.items()}
+    return {name: variant if is_needed[name] else (name, *variant) for name, variant in heads.items()}
+
+
 VARIANTS = {"widths": ("widths:2,2,1",), "chain": ("chain:5,stop=0.1",), "replay": ("replay:0.7",)}
+VARIANTS |= _untrained_heads()
 """Options tried in place of a part's defaults."""
 
 

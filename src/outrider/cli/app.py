@@ -11,7 +11,21 @@ from typing import Annotated
 import typer
 
 import outrider
-from outrider.cli import audit, catalogue, chat, datastore, demo, doctor, generate, methods, tune
+from outrider.cli import (
+    audit,
+    catalogue,
+    chat,
+    convert,
+    datastore,
+    demo,
+    doctor,
+    generate,
+    methods,
+    train,
+    train_models,
+    tune,
+    tune_heads,
+)
 from outrider.errors import OutriderError
 
 INTERRUPTED = 130
@@ -49,7 +63,11 @@ demo.register(app)
 catalogue.register(app)
 methods.register(app)
 audit.register(app)
+tune_heads.register(tune.tune_app)
 tune.register(app)
+train.register(app)
+train_models.register(train.train_app)
+convert.register(app)
 datastore.register(app)
 doctor.register(app)
 

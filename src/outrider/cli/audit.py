@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from outrider.cli import engine_factory
 from outrider.cli import options as o
-from outrider.cli.prompt_file import Message, read_prompts
 from outrider.cli.tables import plain_table
 from outrider.errors import InvalidOptionError, UsageError
 from outrider.sampling.params import SamplingParams
+from outrider.text.prompt_file import Message, read_prompts
 
 if TYPE_CHECKING:
     from outrider.audit.plan import AuditPlan, Sizes

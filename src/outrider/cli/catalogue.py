@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from outrider.cli.engine_factory import FetchProgress
 from outrider.cli.tables import plain_table
+
+if TYPE_CHECKING:
+    from outrider.models.shipped import ShippedModel
 
 MEGABYTE = 10**6
 
@@ -23,10 +27,14 @@ def register(app: typer.Typer) -> None:
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON. (default: a table)")] = False,
 ) -> None:
-    """List the models that can be fetched by name. Directories, .gguf files and hub ids work too."""
+    """List the models that can be named: fetched when used, or in the package. Paths and hub ids work too."""
     from outrider.models import store
+    from outrider.models.shipped import shipped_models
 
-    rows = [(model, store.cached_path(name)) for name, model in store.catalogue().items()]
+    rows: list[tuple[store.StoredModel | ShippedModel, Path | None]] = [
+        *((model, store.cached_path(name)) for name, model in store.catalogue().items()),
+        *((model, model.directory) for model in shipped_models().values()),
+    ]
     if as_json:
         found = [
             {"name": m.name, "description": m.description, "license": m.license, "bytes": m.bytes,
@@ -38,7 +46,9 @@ def models(
     table = plain_table("name", "MB", "fetched", "license", "what it is", right=[1])
     for model, path in rows:
         size = f"{model.bytes / MEGABYTE:.0f}"
-        table.add_row(model.name, size, "no" if path is None else "yes", model.license, model.description)
+        is_shipped = not isinstance(model, store.StoredModel)
+        fetched = "in the package" if is_shipped else "no" if path is None else "yes"
+        table.add_row(model.name, size, fetched, model.license, model.description)
     Console().print(table)
 
 
@@ -48,6 +58,11 @@ def pull(
 ) -> None:
     """Fetch a model into the cache directory (OUTRIDER_CACHE) and print its path."""
     from outrider.models import store
+    from outrider.models.shipped import shipped_models
+
+    if (shipped := shipped_models().get(name)) is not None:
+        typer.echo(str(shipped.directory))  # nothing to fetch
+        return
 
     with FetchProgress() as progress:
         path = store.pull(name, progress.report, force=force)

@@ -1,4 +1,4 @@
-"""The one place where commands get an engine; tests put a fake here."""
+"""The one place where commands get an engine or a model; tests put a fake here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from outrider.cli.options import EngineOptions
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine
+    from outrider.engine.loading import LoadedModel
     from outrider.types import Regime
 
 
@@ -28,6 +29,30 @@ def load_engine(options: EngineOptions, regime: Regime | None = None) -> Engine:
 
     with FetchProgress() as progress:
         return outrider.load(**options.to_dict(), regime=regime, progress=progress.report)  # type: ignore[arg-type]
+
+
+def load_target(model: str, dtype: str, weights: str, device: str, threads: int | None) -> LoadedModel:
+    """Load a model without an engine, for training; a fetch shows its progress on stderr.
+
+    Raises:
+        UsageError, RunError: see ``outrider.load``.
+    """
+    import torch
+    from pydantic import ValidationError
+
+    from outrider.config import EngineConfig
+    from outrider.engine.loading import load_model
+    from outrider.sampling.params import usage_error
+
+    values = {"model": model, "dtype": dtype, "weights": weights, "device": device, "threads": threads}
+    try:
+        config = EngineConfig.model_validate(values)
+    except ValidationError as error:
+        raise usage_error(error) from None
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    with FetchProgress() as progress:
+        return load_model(config.model, config, progress.report)
 
 
 class FetchProgress:

@@ -15,12 +15,13 @@ import typer
 from rich.console import Console
 
 from outrider.cli import engine_factory
+from outrider.cli.answer_file import AnswerFile, pending
 from outrider.cli.options import EngineOptions
 from outrider.cli.progress import counting_bar
-from outrider.cli.prompt_file import AnswerFile, Message, PromptRow, pending, read_prompts
 from outrider.cli.tables import stats_table
 from outrider.errors import InvalidOptionError, UsageError
 from outrider.sampling.params import SamplingParams
+from outrider.text.prompt_file import Message, PromptRow, read_prompts
 
 if TYPE_CHECKING:
     from outrider.engine.engine import Engine

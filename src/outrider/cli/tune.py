@@ -16,10 +16,10 @@ from rich.console import Console
 from outrider.cli import engine_factory, tune_layers
 from outrider.cli import options as o
 from outrider.cli.progress import counting_bar
-from outrider.cli.prompt_file import read_prompts
 from outrider.cli.tables import plain_table
 from outrider.errors import InvalidOptionError
 from outrider.sampling.params import SamplingParams
+from outrider.text.prompt_file import read_prompts
 
 if TYPE_CHECKING:
     from outrider.engine.acceptance import Acceptance

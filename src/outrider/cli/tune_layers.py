@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from outrider.cli import engine_factory
 from outrider.cli import options as o
-from outrider.cli.prompt_file import read_prompts
 from outrider.cli.tables import plain_table
 from outrider.errors import InvalidOptionError
+from outrider.text.prompt_file import read_prompts
 
 if TYPE_CHECKING:
     from outrider.drafters.layer_subsets import LayerSubset

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DraftContext, Drafter, DraftOptions, DraftParts, GrowingSession, Observation
-from outrider.drafters.feature_source import FeatureSource
+from outrider.drafters.feature_source import DraftVocabulary, FeatureSource
 from outrider.drafters.head_options import HeadOptions, compute_dtype, open_head
 from outrider.heads.cached import CachedHead
 from outrider.heads.config import Feature
@@ -60,6 +60,7 @@ class RecurrentHeadSession(GrowingSession):
         self.first = 0
         self._waiting: list[Features] = []  # features of pairs that are not in the cache yet
         self._root_output: Tensor | None = None
+        self._vocabulary: DraftVocabulary | None = None
 
     @property
     def known(self) -> int:
@@ -69,14 +70,15 @@ class RecurrentHeadSession(GrowingSession):
     def reusable(self, prompt: Sequence[int]) -> int:
         # Pair t holds token t + 1, so the pair at the last shared token's row is another one in the new text.
         shared = max(0, common_prefix(self.tokens, prompt) - 1)
-        return min(self.first + self.known, shared) if self.first == 0 else 0
+        return min(self.known, shared) if self.first == 0 else 0
 
     def begin(self, context: DraftContext) -> None:
         kept = min(self.reusable(context.prompt), context.target_cache.length)
         if kept > self.cache.length:
             self._extend()
-        self._restart(0 if kept == 0 else self.first, kept)
+        self._restart(0, kept)
         super().begin(context)
+        self._vocabulary = DraftVocabulary(self.head.network.draft_ids, context.pipeline.vocab_size)
 
     def observe(self, observation: Observation) -> None:
         features = _joined(observation.prompt_hidden, observation.hidden, self.head.config.features)
@@ -87,15 +89,17 @@ class RecurrentHeadSession(GrowingSession):
         self._waiting.append(features)
         super().observe(observation)
 
+    @torch.inference_mode()
     def grow(self, limits: GrowLimits) -> TokenTree:
         self._extend()
-        if self._root_output is None:
+        if self._root_output is None or self._vocabulary is None:
             return TokenTree(self.tokens[-1])
         source = FeatureSource(
             self.name,
             self.head,
             self.cache,
             self.target.embed,
+            self._vocabulary,
             self.context.pipeline,
             self.output,
             self._root_output,
@@ -143,4 +147,4 @@ def _joined(before: Mapping[Feature, Tensor], after: Mapping[Feature, Tensor], n
 
 
 def _joined_all(parts: Sequence[Features]) -> Features:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

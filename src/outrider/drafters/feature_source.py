@@ -60,6 +60,7 @@ class FeatureSource(RowSource):
         name, pipeline, output: as ``RowSource``.
         head, cache: the head and the committed pairs; the caller rolls back.
         embed: the target's token embedding.
+        vocabulary: the head's tokens among those that the request may use.
         root_output: the head's output [1, H] at the root.
         root_position: row of the root's pair: the root token's index less 1.
     """
@@ -70,6 +71,7 @@ class FeatureSource(RowSource):
         head: CachedHead,
         cache: HeadCache,
         embed: Embed,
+        vocabulary: DraftVocabulary,
         pipeline: LogitsPipeline,
         output: Sequence[int],
         root_output: Tensor,
@@ -79,7 +81,7 @@ class FeatureSource(RowSource):
         self.head = head
         self.cache = cache
         self._embed = embed
-        self._vocabulary = DraftVocabulary(head.network.draft_ids, pipeline.vocab_size)
+        self._vocabulary = vocabulary
         self._states = head.network.recur(root_output)  # of the root, then of every scratch slot
 
     def forward_rows(

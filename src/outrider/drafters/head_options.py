@@ -6,8 +6,6 @@ target before it drafts: sizes, hidden states, fingerprint and tokenizer.
 
 from __future__ import annotations
 
-import json
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +13,7 @@ import torch
 from pydantic import Field
 
 from outrider.drafters.base import DraftOptions, DraftParts
+from outrider.drafters.shipped import shipped_head
 from outrider.errors import IllegalCombinationError, InvalidOptionError
 from outrider.heads.build import untrained_head
 from outrider.heads.file import load_head
@@ -48,14 +47,14 @@ def open_head(method: str, head: str, parts: DraftParts) -> DraftNetwork[Any]:
     if head == RANDOM:
         network = untrained_head(method, target)
     else:
-        path = shipped_head(method, target) if head == AUTO else Path(head)
+        path = shipped_head(method, target) if head == AUTO else Path(head).expanduser()
         if path is None:
             raise InvalidOptionError(
                 f"no {method} head ships for '{target.name}'; train one with 'outrider train {method}' and give "
-                f"--drafter {method}:FILE"
+                f"--drafter {method}:head=FILE"
             )
         if not path.is_file():
-            raise InvalidOptionError(f"no head file '{head}'; give a file of 'outrider train {method}' or 'convert'")
+            raise InvalidOptionError(f"no head file '{path}'; give a file of 'outrider train {method}' or 'convert'")
         network = load_head(path, method)
         check_head(network, parts, str(path))
     bind_target(network, target)
@@ -65,18 +64,7 @@ def open_head(method: str, head: str, parts: DraftParts) -> DraftNetwork[Any]:
 def bind_target(network: DraftNetwork[Any], target: LanguageModel) -> None:
     """Give the network the target's output rows, if it has no output matrix of its own."""
     if network.needs_target_rows:
-        network.bind(target.output_rows(network.draft_ids))
-
-
-def shipped_head(method: str, target: LanguageModel) -> Path | None:
-    """The file of the package for this target and method, if there is one."""
-    key = fingerprint(target)
-    folder = resources.files("outrider") / "data" / "heads"
-    index = folder / "index.json"
-    if key is None or not index.is_file():
-        return None
-    name = json.loads(index.read_text(encoding="utf-8")).get(key, {}).get(method)
-    return None if name is None else Path(str(folder / name))
+        network.bind(target.output_rows(network.draft_ids), target.final_soft_cap)
 
 
 def check_head(network: DraftNetwork[Any], parts: DraftParts, where: str) -> None:

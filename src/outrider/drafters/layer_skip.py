@@ -1,9 +1,10 @@
 """Draft with the target itself, some of its sublayers left out; the draft shares the target's cache entries.
 
 LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710), without its training: leave after the first blocks. SWIFT (Xia et
-al. 2024, arXiv 2410.06916): leave out a subset of attention and MLP sublayers that a search chose for this model. The
-committed entries are the target's own, so drafting needs no cache and no prefill; the guesses' entries are scratch and
-rolled back before the target's pass writes them in full. Does not know where subsets are kept or how they are found.
+al. 2024, arXiv 2410.06916): leave out a subset of attention and MLP sublayers that a search chose for this model. With
+a trained head (``heads/exit.py``): leave after the first blocks, and let the head read the state. The committed entries
+are the target's own, so drafting needs no cache and no prefill; the guesses' entries are scratch and rolled back before
+the target's pass writes them in full. Does not know where subsets are kept or how they are found.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from outrider.drafters.base import Drafter, DraftOptions, DraftParts, GrowingSession
+from outrider.drafters.exit_source import ExitSource, open_exit
 from outrider.drafters.layer_subsets import find_subset, parse_skip
-from outrider.drafters.model_source import ModelSource
+from outrider.drafters.model_source import ModelSource, RowSource
 from outrider.errors import InvalidOptionError
+from outrider.heads.exit import EarlyExit
 from outrider.models.base import LanguageModel, Sublayers, blocks_after
 from outrider.trees.shapes.base import GrowLimits, Shape
 from outrider.trees.token_tree import TokenTree
 
-AUTO, SEARCHED = "auto", "searched"
+AUTO, SEARCHED, NONE = "auto", "searched", "none"
 
 
 class LayerSkipOptions(DraftOptions):
@@ -28,6 +31,10 @@ class LayerSkipOptions(DraftOptions):
 
     layers: Annotated[int, Field(ge=0, description="draft with the first blocks only; 0: as ``skip`` says")] = 0
     skip: Annotated[str, Field(description="auto, searched, or the sublayers to leave out, as in 12a.13m.14-16")] = AUTO
+    head: Annotated[
+        str,
+        Field(description="a trained exit: head file, auto (the one that ships for the target) or random; or none"),
+    ] = NONE
 
 
 class LayerSkip(Drafter):
@@ -48,7 +55,12 @@ class LayerSkip(Drafter):
                 f"layer_skip cannot draft with {target.name}: this model cannot leave layers out; "
                 "use --drafter ngram or small_model"
             )
-        self.skip = choose_skip(options, target)
+        self.exit: EarlyExit | None = None
+        if options.head == NONE:
+            self.skip = choose_skip(options, target)
+        else:
+            self.exit = open_exit(options.head, options.layers, options.skip != AUTO, parts)
+            self.skip = blocks_after(self.exit.block, target.num_layers)
 
     def new_session(self) -> LayerSkipSession:
         return LayerSkipSession(self)
@@ -93,11 +105,13 @@ class LayerSkipSession(GrowingSession):
     def __init__(self, drafter: LayerSkip) -> None:
         super().__init__(drafter.shape)
         self.skip = drafter.skip
+        self.exit = drafter.exit
 
     def grow(self, limits: GrowLimits) -> TokenTree:
+        with self.context.target_cache.speculation():
+            return self.shape.grow(self.tokens[-1], self._source(), limits)
+
+    def _source(self) -> RowSource:
         context = self.context
-        with context.target_cache.speculation():
-            source = ModelSource(
-                "layer_skip", context.target, context.target_cache, context.pipeline, self.output, skip=self.skip
-            )
-            return self.shape.grow(self.tokens[-1], source, limits)
+        where = ("layer_skip", context.target, context.target_cache, context.pipeline, self.output)
+        return ModelSource(*where, skip=self.skip) if self.exit is None else ExitSource(*where, self.exit)

@@ -69,7 +69,7 @@ def plan_parts(config: EngineConfig, regime: Regime) -> PartsPlan:
         UnknownNameError, InvalidOptionError: a part or option that does not exist.
         IllegalCombinationError: parts that are not exact together; the message names verifiers that are.
     """
-    drafter = parse_part("drafter", config.drafter)
+    drafter = parse_part("drafter", config.known_drafter)
     shape = None if config.shape is None else parse_part("shape", config.shape)
     draft = _plan_draft(drafter, shape, config.proposal, regime)
     verifier = parse_part("verifier", config.verifier or _default_verifier(draft.proposal, regime))
@@ -117,7 +117,7 @@ def build_lane(config: EngineConfig, plan: PartsPlan, target: LoadedModel, draft
 
 def draft_models_needed(config: EngineConfig) -> int:
     """Second models that the configured drafter and its members need."""
-    return _plan_draft(parse_part("drafter", config.drafter), None, None, Regime.GREEDY).draft_models
+    return _plan_draft(parse_part("drafter", config.known_drafter), None, None, Regime.GREEDY).draft_models
 
 
 def _plan_draft(drafter: PartSpec, shape: PartSpec | None, proposal: ProposalKind | None, regime: Regime) -> DraftPlan:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from pydantic import ValidationError
 
-from outrider.config import EngineConfig
+from outrider.config import AUTO, FALLBACK_DRAFTER, EngineConfig
 from outrider.drafters.base import DraftContext, Drafter, DraftSession
+from outrider.drafters.shipped import default_drafter
 from outrider.engine.build import DraftPlan, Lane, build_lane, draft_models_needed, plan_parts
 from outrider.engine.loading import LoadedModel, Progress, load_model
 from outrider.engine.result import Event, Result
@@ -63,6 +64,8 @@ class Engine:
     """A loaded target with a drafter, a shape, a verifier and a schedule. Build with ``outrider.load``."""
 
     def __init__(self, config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel] = ()) -> None:
+        if config.drafter == AUTO:
+            config = config.model_copy(update={"drafter": default_drafter(target.model) or FALLBACK_DRAFTER})
         self.config = config
         self._target = target
         self._drafts = tuple(drafts)
@@ -371,7 +374,8 @@ def load(
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     target = load_model(config.model, config, progress)
-    return Engine(config, target, [load_model(name, config, progress) for name in config.draft_models])
+    drafts = [load_model(name, config, progress, sharing=target) for name in config.draft_models]
+    return Engine(config, target, drafts)
 
 
 def _shape_text(draft: DraftPlan) -> str:

@@ -10,12 +10,14 @@ import torch
 from outrider.config import EngineConfig
 from outrider.errors import InvalidOptionError, UnsupportedModelError
 from outrider.models.base import LanguageModel
+from outrider.models.checkpoint import Checkpoint
 from outrider.models.decoder import Decoder
 from outrider.models.load import ModelLocation, open_checkpoint, resolve
 from outrider.models.toy import ToyModel
 from outrider.models.weights import WeightFormat, WeightPlan
 from outrider.text.tokenizer import Tokenizer
 from outrider.text.toy_tokenizer import toy_tokenizer
+from outrider.text.vocabulary import vocabulary_hash
 
 Progress = Callable[[str, int, int], None]
 
@@ -62,8 +64,14 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
-def load_model(spec: str, config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
+def load_model(
+    spec: str, config: EngineConfig, progress: Progress | None = None, sharing: LoadedModel | None = None
+) -> LoadedModel:
     """Resolve, check and load a model (target or draft).
+
+    Args:
+        progress: told how far a fetch is.
+        sharing: a loaded target; a model of the package that speaks its vocabulary takes its tokenizer.
 
     Raises:
         UsageError, RunError: as ``models/load.py`` and ``models/weights.py`` say.
@@ -79,17 +87,14 @@ def load_model(spec: str, config: EngineConfig, progress: Progress | None = None
     plan = WeightPlan(dtype, WeightFormat(config.weights), device)
     location = resolve(spec, progress)
     if config.fallback:
-        return _load_fallback(location, config, dtype, device)
+        return _load_fallback(location, config, dtype, device, progress, sharing)
     try:
         checkpoint = open_checkpoint(location)
     except UnsupportedModelError:
         if location.kind != "pretrained":
             raise
-        return _load_fallback(location, config, dtype, device)
-    if location.kind == "gguf":
-        tokenizer = Tokenizer.from_gguf(getattr(checkpoint, "metadata", {}))
-    else:
-        tokenizer = Tokenizer.from_directory(location.path)
+        return _load_fallback(location, config, dtype, device, progress, sharing)
+    tokenizer = _tokenizer(location, checkpoint, progress, sharing)
     decoder = Decoder(checkpoint, plan)
     return LoadedModel(decoder, tokenizer, location.name, dtype, weights_label(decoder))
 
@@ -110,8 +115,27 @@ def weights_label(decoder: Decoder) -> str:
     return str(plan.dtype).removeprefix("torch.") + (" (prepacked)" if plan.packed else "")
 
 
+def _tokenizer(
+    location: ModelLocation, checkpoint: Checkpoint | None, progress: Progress | None, sharing: LoadedModel | None
+) -> Tokenizer:
+    """The model's own, or for one of the package that of the model whose vocabulary it speaks."""
+    shipped = location.shipped
+    if shipped is not None:
+        if sharing is not None and vocabulary_hash(sharing.tokenizer) == shipped.vocabulary:
+            return sharing.tokenizer
+        location, checkpoint = resolve(shipped.tokenizer_of, progress), None
+    if location.kind == "gguf":
+        return Tokenizer.from_gguf(getattr(checkpoint or open_checkpoint(location), "metadata", {}))
+    return Tokenizer.from_directory(location.path)
+
+
 def _load_fallback(
-    location: ModelLocation, config: EngineConfig, dtype: torch.dtype, device: torch.device
+    location: ModelLocation,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None,
+    sharing: LoadedModel | None,
 ) -> LoadedModel:
     from outrider.models.hf import TransformersModel
 
@@ -123,4 +147,4 @@ def _load_fallback(
         location.path, dtype=dtype, device=device, trust_remote_code=config.trust_remote_code
     )
     label = f"{str(dtype).removeprefix('torch.')} (transformers)"
-    return LoadedModel(model, Tokenizer.from_directory(location.path), location.name, dtype, label)
+    return LoadedModel(model, _tokenizer(location, None, progress, sharing), location.name, dtype, label)

@@ -20,7 +20,11 @@ DRAFTERS = {
     "cascade": "outrider.drafters.cascade:Cascade",
     "lookahead": "outrider.drafters.lookahead:Lookahead",
     "cross_tokenizer": "outrider.drafters.cross_tokenizer:CrossTokenizer",
+    "eagle": "outrider.drafters.eagle:EagleDrafter",
+    "medusa": "outrider.drafters.medusa:MedusaDrafter",
+    "hydra": "outrider.drafters.hydra:HydraDrafter",
     "eagle3": "outrider.drafters.eagle3:Eagle3Drafter",
+    "mtp": "outrider.drafters.mtp:MtpDrafter",
     "replay": "outrider.drafters.replay:Replay",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from outrider.heads.config import AttentionConfig, Feature
-from outrider.heads.network import RecurrentNetwork
+from outrider.heads.network import Attend, DraftNetwork, Mlp, RecurrentNetwork, SelfAttention
 from outrider.heads.rotary import Rotary
+from outrider.models.attention import attend
 from outrider.models.linear import PackedLinear
 
 
@@ -59,6 +61,9 @@ class HeadCache:
         """Keep the first ``length`` entries."""
         self.length = min(self.length, length)
         self.scratch = 0
+
+
+N = TypeVar("N", bound=DraftNetwork[Any])
 
 
 class CachedHead:
@@ -111,19 +116,16 @@ class CachedHead:
         cos, sin = self._rotary.at(positions, self.dtype)
         heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
 
-        def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            q = self._rotary.turn(queries.view(rows, heads, dim), cos, sin)
-            cache.entries[0, :, start : start + rows] = self._rotary.turn(
-                keys.view(rows, kv_heads, dim), cos, sin
-            ).transpose(0, 1)
-            cache.entries[1, :, start : start + rows] = values.view(rows, kv_heads, dim).transpose(0, 1)
-            known = cache.entries[:, :, : start + rows]
-            out = F.scaled_dot_product_attention(
-                q.transpose(0, 1)[None], known[0][None], known[1][None], attn_mask=bias, enable_gqa=True
-            )
-            return out[0].transpose(0, 1).reshape(rows, heads * dim)
+        def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            both = torch.cat([queries.view(rows, heads, dim), keys.view(rows, kv_heads, dim)], dim=1)
+            turned = self._rotary.turn(both, cos, sin)
+            stop = start + rows
+            cache.entries[0, :, start:stop] = turned[:, heads:].transpose(0, 1)
+            cache.entries[1, :, start:stop] = values.view(rows, kv_heads, dim).transpose(0, 1)
+            known_keys, known_values = cache.entries[:, :, :stop]
+            return attend(turned[:, :heads], known_keys, known_values, bias, dim**-0.5, None)
 
-        output = self.network.step(token=token, state=state, attend=attend)
+        output = self.network.step(token=token, state=state, attend=attention)
         cache.scratch += rows
         return output
 
@@ -135,37 +137,71 @@ def _bias(
     if rows == 1 and mask is None:
         return None
     total = cache.length + cache.scratch + rows
-    visible = torch.ones((rows, total), dtype=torch.bool)
     if mask is None:
-        visible.tril_(total - rows)
+        hidden = torch.ones((rows, total), dtype=torch.bool).triu_(total - rows + 1)
     else:
-        visible[:, cache.length :] = torch.from_numpy(mask)
-    return torch.zeros((rows, total), dtype=dtype).masked_fill_(~visible, -torch.inf).to(device)
+        hidden = F.pad(torch.from_numpy(~mask), (cache.length, 0))
+    return torch.zeros((rows, total), dtype=dtype).masked_fill_(hidden, -torch.inf).to(device)
 
 
 class _Packed(nn.Module):
-    """A product with its weight in oneDNN's layout."""
+    """Products of the same rows with one matrix after the other, as one product in oneDNN's layout."""
 
-    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], dtype: torch.dtype) -> None:
         super().__init__()
-        self._product = PackedLinear(linear.weight.detach(), linear.bias, dtype)
-        self._out = linear.out_features
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self._product = PackedLinear(weight, torch.cat(biases) if biases else None, dtype)
 
     def forward(self, rows: Tensor) -> Tensor:
-        return self._product(rows.reshape(-1, rows.shape[-1])).view(*rows.shape[:-1], self._out)
+        return self._product(rows)
 
 
-def pack(network: RecurrentNetwork, dtype: torch.dtype, device: torch.device) -> RecurrentNetwork:
-    """The network in ``dtype`` on ``device``; on a CPU its products are prepacked."""
+class _PackedAttention(nn.Module):
+    """``SelfAttention`` with queries, keys and values from one product."""
+
+    def __init__(self, attention: SelfAttention, dtype: torch.dtype) -> None:
+        super().__init__()
+        inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
+        self._sizes = [linear.out_features for linear in inputs]
+        self._inputs = _Packed(inputs, dtype)
+        self._output = _Packed([attention.o_proj], dtype)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        out: Tensor = self._output(attend(*self._inputs(x).split(self._sizes, dim=-1)))
+        return out
+
+
+class _PackedMlp(nn.Module):
+    """``Mlp`` with both inputs of the gate from one product."""
+
+    def __init__(self, mlp: Mlp, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._inputs = _Packed([mlp.gate_proj, mlp.up_proj], dtype)
+        self._output = _Packed([mlp.down_proj], dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self._inputs(x).chunk(2, dim=-1)
+        out: Tensor = self._output(F.silu(gate) * up)
+        return out
+
+
+def pack(network: N, dtype: torch.dtype, device: torch.device) -> N:
+    """The network in ``dtype`` on ``device``, for drafting only; on a CPU its products are prepacked, in place."""
     network.to(device, dtype)
     if device.type == "cpu" and dtype in (torch.bfloat16, torch.float32):
         _pack_children(network, dtype)
+        network.pack_target_rows(lambda rows: PackedLinear(rows, None, dtype))
     return network
 
 
 def _pack_children(module: nn.Module, dtype: torch.dtype) -> None:
     for name, child in module.named_children():
-        if isinstance(child, nn.Linear):
-            setattr(module, name, _Packed(child, dtype))
+        if isinstance(child, SelfAttention):
+            setattr(module, name, _PackedAttention(child, dtype))
+        elif isinstance(child, Mlp):
+            setattr(module, name, _PackedMlp(child, dtype))
+        elif isinstance(child, nn.Linear):
+            setattr(module, name, _Packed([child], dtype))
         else:
             _pack_children(child, dtype)

@@ -76,7 +76,10 @@ def read_draft_ids(offsets: Tensor | None, config: HeadConfig, where: str) -> Te
     if size > config.vocab_size:
         raise ModelFileError(f"{where}: draft vocabulary {size} is larger than the target's {config.vocab_size}")
     if size == config.vocab_size:
-        return None  # a map of zeros is what some projects store here
+        # A map of zeros is what some projects store here.
+        if offsets is not None and bool(offsets.any()):
+            raise ModelFileError(f"{where} guesses all {size} tokens, but its map '{MAP}' moves some")
+        return None
     if offsets is None:
         raise ModelFileError(f"{where} guesses {size} of {config.vocab_size} tokens but has no map '{MAP}' of them")
     if tuple(offsets.shape) != (size,):

@@ -9,7 +9,7 @@ passes in, for only the caller knows about caches, masks and positions: training
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -49,21 +49,37 @@ class DraftNetwork(nn.Module, ABC, Generic[C]):
         self.config = config
         self.draft_ids: Tensor | None = None
         self._target_rows: tuple[Tensor, ...] = ()  # a tuple: modules would register and save a bare tensor's owner
+        self._target_product: Callable[[Tensor], Tensor] | None = None
+        self._soft_cap: float | None = None
 
     @property
     def needs_target_rows(self) -> bool:
         """Whether logits are products with the target's output rows (no output matrix of its own)."""
         return True
 
-    def bind(self, rows: Tensor | None) -> None:
-        """Use ``rows`` [draft_vocab_size, H] of the target's output matrix for logits (frozen, never saved)."""
+    def bind(self, rows: Tensor | None, soft_cap: float | None = None) -> None:
+        """Use ``rows`` [draft_vocab_size, H] of the target's output matrix for logits (frozen, never saved).
+
+        ``soft_cap``: as ``LanguageModel.final_soft_cap``.
+        """
         self._target_rows = () if rows is None else (rows,)
+        self._target_product = None
+        self._soft_cap = soft_cap
+
+    def pack_target_rows(self, prepare: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> None:
+        """From now on ``prepare(rows)``, called once, multiplies by the bound rows, if there are any."""
+        if self._target_rows:
+            self._target_product = prepare(self._target_rows[0])
 
     def target_logits(self, state: Tensor) -> Tensor:
         """``state`` [..., H] times the bound rows: [..., draft_vocab_size]."""
         if not self._target_rows:
             raise ValueError(f"{type(self).__name__} has no output rows: call bind first")
-        return F.linear(state, self._target_rows[0].to(state.dtype))
+        if self._target_product is not None:
+            logits = self._target_product(state)
+        else:
+            logits = F.linear(state, self._target_rows[0].to(state.dtype))
+        return logits if self._soft_cap is None else torch.tanh(logits / self._soft_cap) * self._soft_cap
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Name and shape of every tensor."""
@@ -72,6 +88,9 @@ class DraftNetwork(nn.Module, ABC, Generic[C]):
     @abstractmethod
     def initialise(self, seed: int) -> None:
         """Set every parameter for the start of training, from a generator of its own."""
+
+    def adopt_final_norm(self, weight: Tensor) -> None:
+        """Start the norm in front of the target's output rows as the target's own, weight [H]; after ``initialise``."""
 
 
 class RecurrentNetwork(DraftNetwork[AttentionConfig]):
@@ -141,6 +160,12 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
         out: Tensor = self.o_proj(attend(self.q_proj(x), self.k_proj(x), self.v_proj(x)))
         return out
+
+
+def copy_(parameter: Tensor, values: Tensor) -> None:
+    """Fill a parameter with ``values``, whatever their device and dtype."""
+    with torch.no_grad():
+        parameter.copy_(values)
 
 
 def normal_(tensor: Tensor, generator: torch.Generator, std: float = 0.02) -> None:

@@ -9,7 +9,12 @@ from outrider.errors import UnknownNameError
 from outrider.heads.network import DraftNetwork
 
 NETWORKS = {
+    "medusa": "outrider.heads.medusa:Medusa",
+    "hydra": "outrider.heads.hydra:Hydra",
+    "eagle": "outrider.heads.eagle:Eagle",
     "eagle3": "outrider.heads.eagle3:Eagle3",
+    "mtp": "outrider.heads.mtp:Mtp",
+    "layer_skip": "outrider.heads.exit:EarlyExit",
 }
 
 

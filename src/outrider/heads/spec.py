@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
-_REPEAT = re.compile(r"\{(\w+)\}")
+_REPEAT = re.compile(r"\{(\w+)(?::(\d+))?\}")
+_SIZE = re.compile(r"\{=(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class TensorSpec:
     """One tensor, or a family of them.
 
     Attributes:
-        name: in the file; ``{steps}`` counts from 0 to that symbol's value.
+        name: in the file; ``{steps}`` counts from 0 to that symbol's value, ``{blocks:1}`` from 1, and ``{=blocks}`` is
+            the value itself.
         shape: one term a dimension: products and sums of symbols and integers, such as ``2*H`` or ``(steps+2)*H``.
             A ``{name}`` of the family may appear in it as a symbol: its running value.
         when: name of a flag of the configuration without which the tensor does not exist; ``!flag`` negates.
@@ -51,13 +53,14 @@ class TensorSpec:
         """Names and shapes under a configuration's sizes and flags."""
         if self.when is not None and flags[self.when.removeprefix("!")] == self.when.startswith("!"):
             return {}
-        counters = list(dict.fromkeys(_REPEAT.findall(self.name)))
+        family = _SIZE.sub(lambda match: str(symbols[match[1]]), self.name)
+        counters = {name: int(start or 0) for name, start in _REPEAT.findall(family)}
         found = {}
-        for values in product(*(range(symbols[counter]) for counter in counters)):
+        for values in product(*(range(start, symbols[counter]) for counter, start in counters.items())):
             running = dict(zip(counters, values, strict=True))
-            name = self.name
+            name = family
             for counter, value in running.items():
-                name = name.replace("{" + counter + "}", str(value))
+                name = re.sub(r"\{" + counter + r"(:\d+)?\}", str(value), name)
             found[name] = tuple(_size(term, {**symbols, **running}) for term in self.shape)
         return found
 

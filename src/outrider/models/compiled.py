@@ -8,6 +8,7 @@ Numba compiles once per machine and keeps the result on disk.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from outrider.models.operations import TorchOperations
+from outrider.models.operations import Place, TorchOperations
 
 _NORM_ROWS = 64
 _ATTENTION_ROWS = 8
@@ -224,6 +225,24 @@ def _attention(
                     result[j] = _round(mixed[j] * share)
 
 
+@njit(cache=True, fastmath=True, nogil=True)
+def _attention_of_many(
+    qkv_at: int, turns_at: int, out_at: int, places: Any,
+    heads: int, kv_heads: int, dim: int, scale: float,
+) -> None:  # fmt: skip
+    """``_attention`` of many sequences; a row of ``places`` is first, rows, entries_at, capacity, start, bias_at."""
+    for place in places:
+        first = place[0]
+        _attention(
+            qkv_at + first * (heads + 2 * kv_heads) * dim * 2,
+            turns_at + first * dim * 4,
+            place[2],
+            place[5],
+            out_at + first * heads * dim * 2,
+            place[1], heads, kv_heads, dim, place[3], place[4], scale,
+        )  # fmt: skip
+
+
 class CompiledOperations(TorchOperations):
     """``TorchOperations`` for bfloat16 on a CPU, compiled where that is faster."""
 
@@ -248,7 +267,7 @@ class CompiledOperations(TorchOperations):
 
     def attention(self, qkv: Tensor, turns: Tensor, entries: Tensor, start: int, bias: Tensor | None) -> Tensor:
         config, rows = self.config, qkv.shape[0]
-        if rows > _ATTENTION_ROWS or rows * (start + rows) > _LARGEST or config.attention_soft_cap is not None:
+        if not self._is_few(rows, start):
             return super().attention(qkv, turns, entries, start, bias)
         heads, dim = config.num_heads, config.head_dim
         out = torch.empty((rows, heads * dim), dtype=qkv.dtype)
@@ -267,3 +286,28 @@ class CompiledOperations(TorchOperations):
             config.qk_scale,
         )
         return out
+
+    def attention_of_all(self, qkv: Tensor, turns: Tensor, places: Sequence[Place]) -> Tensor:
+        few = [place for place in places if self._is_few(place.stop - place.first, place.start)]
+        if len(places) == 1 or len(few) < len(places) // 2:
+            return super().attention_of_all(qkv, turns, places)
+        config = self.config
+        heads, dim = config.num_heads, config.head_dim
+        out = torch.empty((qkv.shape[0], heads * dim), dtype=qkv.dtype)
+        table = np.array([
+            (first, stop - first, entries.data_ptr(), entries.shape[1], start, 0 if bias is None else bias.data_ptr())
+            for first, stop, entries, start, bias in few
+        ])  # fmt: skip
+        _attention_of_many(
+            qkv.data_ptr(), turns.data_ptr(), out.data_ptr(), table, heads, config.num_kv_heads, dim, config.qk_scale
+        )
+        for place in places if len(few) < len(places) else ():
+            if not self._is_few(place.stop - place.first, place.start):
+                mine = slice(place.first, place.stop)
+                out[mine] = super().attention(qkv[mine], turns[mine], *place[2:])
+        return out
+
+    def _is_few(self, rows: int, start: int) -> bool:
+        """Whether one sequence's rows are few enough for compiled attention."""
+        is_small = rows <= _ATTENTION_ROWS and rows * (start + rows) <= _LARGEST
+        return is_small and self.config.attention_soft_cap is None

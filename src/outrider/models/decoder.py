@@ -20,7 +20,7 @@ from outrider.models.cache import KVCache
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import DecoderConfig
 from outrider.models.linear import Linear
-from outrider.models.operations import choose_operations
+from outrider.models.operations import Place, choose_operations
 from outrider.models.request import check_request
 from outrider.models.rope import Rope, interleaved_rows
 from outrider.models.weights import WeightLoader, WeightPlan
@@ -156,15 +156,12 @@ class Decoder(LanguageModel):
             queries = F.rms_norm(qkv[:, :heads], (head_dim,), block.q_norm, config.norm_eps)
             keys = F.rms_norm(qkv[:, heads : heads + kv_heads], (head_dim,), block.k_norm, config.norm_eps)
             qkv = torch.cat([queries, keys, qkv[:, heads + kv_heads :]], dim=1)
-        parts = []
+        places = []
         for part in rows:
             group, place = part.cache.place[index]
             entries = part.cache.groups[group].blocks[place]
-            mine = slice(part.start, part.stop)
-            parts.append(
-                self.operations.attention(qkv[mine], turns[mine], entries, part.offsets[group], part.biases[group])
-            )
-        out = block.out(parts[0] if len(parts) == 1 else torch.cat(parts))
+            places.append(Place(part.start, part.stop, entries, part.offsets[group], part.biases[group]))
+        out = block.out(self.operations.attention_of_all(qkv, turns, places))
         if block.after_attention_norm is not None:
             out = F.rms_norm(out, (config.hidden_size,), block.after_attention_norm, config.norm_eps)
         return out

@@ -1,6 +1,7 @@
 """From what a user types for a model to a file on disk, and from there to a checked ``Checkpoint``.
 
-A model is a name of the catalogue, a directory, a ``.gguf`` file, or a hub id ``organisation/name``. Builds no decoder.
+A model is a name of the catalogue, one that ships with the package, a directory, a ``.gguf`` file, or a hub id
+``organisation/name``. Builds no decoder.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Literal
 from outrider.errors import DownloadError, ModelFileError, UnknownNameError
 from outrider.models import store
 from outrider.models.checkpoint import Checkpoint
+from outrider.models.shipped import ShippedModel, shipped_models
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "merges.txt", "vocab.txt", "*.jinja"]
@@ -21,21 +23,25 @@ _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth")
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """A model on this machine: ``kind`` says what ``path`` is, ``name`` is what the user called it."""
+    """A model on this machine: ``kind`` says what ``path`` is, ``name`` is what the user called it.
+
+    ``shipped`` is set for a model of the package, which has no tokenizer of its own beside it.
+    """
 
     kind: Literal["gguf", "pretrained"]
     path: Path
     name: str
+    shipped: ShippedModel | None = None
 
 
 def resolve(spec: str, progress: store.Progress | None = None) -> ModelLocation:
     """Find the model that ``spec`` means, fetching it when it is a catalogue name or hub id that is not cached.
 
-    A catalogue name wins over a directory of the same name (``./NAME`` means the directory); an existing path wins
-    over a hub id.
+    A name of the catalogue or package wins over a directory of the same name (``./NAME`` means the directory); an
+    existing path wins over a hub id.
 
     Args:
-        spec: catalogue name, directory, ``.gguf`` file or hub id.
+        spec: catalogue or package name, directory, ``.gguf`` file or hub id.
         progress: told how far a catalogue pull is.
 
     Raises:
@@ -45,6 +51,8 @@ def resolve(spec: str, progress: store.Progress | None = None) -> ModelLocation:
     """
     if spec in store.catalogue():
         return ModelLocation("gguf", store.pull(spec, progress), spec)
+    if (shipped := shipped_models().get(spec)) is not None:
+        return ModelLocation("pretrained", shipped.directory, spec, shipped)
     path = Path(spec).expanduser()
     try:
         is_directory, is_file = path.is_dir(), path.is_file()
@@ -59,7 +67,7 @@ def resolve(spec: str, progress: store.Progress | None = None) -> ModelLocation:
     if _HUB_ID.fullmatch(spec):
         return ModelLocation("pretrained", _download(spec), spec)
     otherwise = ", toy, or a directory, a .gguf file, or a hub id ORGANISATION/NAME"
-    raise UnknownNameError("model", spec, store.catalogue(), otherwise)
+    raise UnknownNameError("model", spec, [*store.catalogue(), *shipped_models()], otherwise)
 
 
 def open_checkpoint(location: ModelLocation) -> Checkpoint:

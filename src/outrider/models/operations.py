@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.attention import attend
 from outrider.models.config import DecoderConfig
+
+
+class Place(NamedTuple):
+    """One sequence's part of a pass: rows ``first ... stop - 1``, and what ``attention`` takes besides them."""
+
+    first: int
+    stop: int
+    entries: Tensor
+    start: int
+    bias: Tensor | None
 
 
 class TorchOperations:
@@ -45,6 +58,23 @@ class TorchOperations:
         entries[:, start:stop] = qkv[:, heads:].transpose(0, 1)
         keys, values = entries[:kv_heads, :stop], entries[kv_heads:, :stop]
         return attend(qkv[:, :heads], keys, values, bias, self.config.qk_scale, self.config.attention_soft_cap)
+
+    def attention_of_all(self, qkv: Tensor, turns: Tensor, places: Sequence[Place]) -> Tensor:
+        """``attention`` of every sequence of a pass.
+
+        Args:
+            qkv: [n, heads + 2 * kv_heads, head_dim], the rows of all sequences; overwritten.
+            turns: complex64 [n, head_dim / 2].
+            places: which rows are whose, in order and without gaps.
+
+        Returns:
+            [n, heads * head_dim].
+        """
+        parts = [
+            self.attention(qkv[place.first : place.stop], turns[place.first : place.stop], *place[2:])
+            for place in places
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def rotate(vectors: Tensor, turns: Tensor) -> None:

@@ -7,6 +7,7 @@ rows of a model's head) have no text.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -110,6 +111,17 @@ class Tokenizer:
         template = cast("str | None", metadata.get("tokenizer.chat_template"))
         return cls(backend, ids.get("bos"), ends, template, template_names)
 
+    def save(self, directory: Path) -> None:
+        """Write what ``from_directory`` reads: ``tokenizer.json``, its configuration, and the end ids."""
+        names = {**self._template_names, "tokenizer_class": "PreTrainedTokenizerFast"}
+        config = {**names, "clean_up_tokenization_spaces": False}
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        (directory / "tokenizer.json").write_text(self.backend.to_str(pretty=False), encoding="utf-8")
+        (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        generation = {"bos_token_id": self.bos_id, "eos_token_id": sorted(self.eos_ids)}
+        (directory / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+
     # -- text <-> ids ----------------------------------------------------------------------------------------
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -206,8 +218,6 @@ class Tokenizer:
 
 def _generation_eos(path: Path) -> list[int]:
     """End ids of ``generation_config.json``: chat models list their end-of-turn tokens there."""
-    import json
-
     try:
         found = json.loads((path / "generation_config.json").read_text()).get("eos_token_id")
     except FileNotFoundError:

@@ -1,14 +1,15 @@
 """Self-distillation: the target answers many prompts in one batch, and its hidden states are kept along the way.
 
 The states cost nothing beside decoding: each row's pass makes them anyway. A finished answer's place is taken by the
-next prompt at once; prompts are evaluated in the pass that decodes the others. What a request is answered with depends
-on its own prompt, temperature and seed only (bfloat16 rounding of batched products aside), so a run that was killed
-goes on with the requests that are left. Knows nothing of text and of files.
+next prompt at once; prompts are evaluated in the pass that decodes the others. What comes before an answer (the chat
+template, the user's text, earlier turns) is prompt, and only what was generated behind it is ever supervised. What a
+request is answered with depends on its own prompt, temperature and seed only (bfloat16 rounding of batched products
+aside), so a run that was killed goes on with the requests that are left. Knows nothing of text and of files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +21,9 @@ from outrider.types import Role
 
 Feature = str | int
 """Name of a hidden state: an integer is the input of that block, ``final`` the state after the final norm."""
+
+_PASS_ROWS = 8 * PREFILL_ROWS
+"""Rows of one pass from which new prompts wait for the next one: bounds what activations take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ def answer_all(
 
     Args:
         model: the target.
-        requests: read only as places become free.
+        requests: read only as places become free; it may run empty and give more after an answer was taken.
         features: names of the hidden states to keep.
         stop_ids: tokens that end an answer (kept as its last token).
         max_new_tokens: tokens of an answer at most; the context limit cuts earlier.
@@ -101,17 +105,17 @@ def answer_all(
     waiting = iter(requests)
     running: list[_Running] = []
     while True:
-        while len(running) < batch and (request := next(waiting, None)) is not None:
+        rows = sum(len(one.pending) for one in running)
+        while len(running) < batch and rows < _PASS_ROWS and (request := next(waiting, None)) is not None:
             running.append(_Running(request, model.new_cache(), list(request.prompt), SeededStream(request.seed)))
+            rows += len(running[-1].pending)
         if not running:
             return
         outputs = model.forward([_segment(one) for one in running], features)
-        is_ready = [bool(len(output.logits)) for output in outputs]
         for one, output in zip(running, outputs, strict=True):
             _keep(one, output)
-        ready = [one for one, is_it in zip(running, is_ready, strict=True) if is_it]
-        rows = [output.logits for output, is_it in zip(outputs, is_ready, strict=True) if is_it]
-        for one, token in zip(ready, _next_tokens(ready, rows), strict=True):
+        ready = [one for one, output in zip(running, outputs, strict=True) if len(output.logits)]
+        for one, token in zip(ready, _next_tokens(ready, [output.logits for output in outputs]), strict=True):
             one.tokens.append(token)
         done = [one for one in ready if _is_done(one, model, stop_ids, max_new_tokens)]
         for one in done:
@@ -126,24 +130,27 @@ def _segment(one: _Running) -> Segment:
 
 
 def _keep(one: _Running, output: SegmentOutput) -> None:
-    one.cache.commit(range(len(one.pending)))
+    count = len(one.pending)
+    one.cache.commit(range(count))
     for name, state in output.hidden.items():
-        one.rows.setdefault(name, []).append(state)
+        # A view keeps the states of the whole pass alive: few rows when all decode, many when prompts are among them.
+        one.rows.setdefault(name, []).append(state if count == 1 else state.clone())
 
 
 def _next_tokens(running: Sequence[_Running], rows: Sequence[Tensor]) -> list[int]:
-    """One token for each sequence from its logits [1, vocabulary]."""
+    """One token for each sequence from logits [0 or 1, vocabulary]."""
     if not running:
         return []
     logits = torch.cat(list(rows))
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    for one, best, log_sum in zip(running, tokens, torch.logsumexp(logits.float(), dim=-1).tolist(), strict=True):
+    wide = logits.float()  # the most probable token is the same, and found faster, where that only adds zeros
+    tokens: list[int] = (wide if logits.element_size() < 4 else logits).argmax(dim=-1).tolist()
+    for one, best, log_sum in zip(running, tokens, torch.logsumexp(wide, dim=-1).tolist(), strict=True):
         one.best.append(best)
         one.log_sum.append(log_sum)
     sampled = [i for i, one in enumerate(running) if one.request.temperature > 0.0]
     if sampled:
         scale = torch.tensor([[1.0 / running[i].request.temperature] for i in sampled], device=logits.device)
-        mass = torch.softmax(logits[sampled].float() * scale, dim=-1).double().cumsum(dim=-1)
+        mass = torch.softmax(wide[sampled] * scale, dim=-1).double().cumsum(dim=-1)
         drawn = [running[i].stream.uniform(_answered(running[i]), Role.TARGET, 0) for i in sampled]
         thresholds = torch.tensor(drawn, dtype=torch.float64, device=logits.device)[:, None] * mass[:, -1:]
         found = torch.searchsorted(mass, thresholds, right=True)[:, 0].clamp(max=logits.shape[-1] - 1).tolist()
@@ -162,14 +169,32 @@ def _is_done(one: _Running, model: LanguageModel, stop_ids: frozenset[int], limi
 
 
 def _answer(one: _Running, is_finished: bool) -> Answer:
+    best, log_sum = torch.tensor(one.best, dtype=torch.int32), torch.tensor(one.log_sum)
+    return new_answer(one.request, one.tokens, one.rows, best, log_sum, is_finished)
+
+
+def new_answer(
+    request: Request,
+    tokens: list[int],
+    rows: Mapping[Feature, Sequence[Tensor]],
+    best: Tensor,
+    log_sum: Tensor,
+    is_finished: bool,
+) -> Answer:
+    """Put an answer together.
+
+    Args:
+        request, tokens, is_finished: as in ``Answer``, n tokens.
+        rows: pieces of each hidden state's rows 0 ... n - 2, in order.
+        best, log_sum: of the rows that predicted the answer's tokens only.
+    """
     features = {}
-    for name, parts in one.rows.items():
-        known = torch.cat(parts)
-        features[name] = torch.cat([known, known.new_zeros((1, known.shape[1]))])
+    for name, parts in rows.items():
+        features[name] = torch.cat([*parts, parts[0].new_zeros((1, parts[0].shape[1]))])
     # Row t predicted token t + 1: the first answer token's row is the prompt's last.
-    first = len(one.request.prompt) - 1
-    best = torch.full((len(one.tokens),), -1, dtype=torch.int32)
-    best[first:-1] = torch.tensor(one.best, dtype=torch.int32)
-    log_sum = torch.zeros(len(one.tokens))
-    log_sum[first:-1] = torch.tensor(one.log_sum)
-    return Answer(one.request, one.tokens, features, best, log_sum, is_finished)
+    first = len(request.prompt) - 1
+    all_best = torch.full((len(tokens),), -1, dtype=torch.int32)
+    all_best[first:-1] = best
+    all_sums = torch.zeros(len(tokens))
+    all_sums[first:-1] = log_sum
+    return Answer(request, tokens, features, all_best, all_sums, is_finished)

@@ -76,6 +76,10 @@ class Objective(ABC):
         """What the optimiser changes."""
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
+    def rate_factors(self) -> dict[str, float]:
+        """Factors of the learning rate by parameter's name in ``module``; 1 where it says nothing."""
+        return {}
+
 
 def simulated_acceptance(steps: list[StepResult]) -> tuple[int, int]:
     """(tokens kept, positions) of greedy drafting as a chain, from every position where all steps are supervised.

@@ -117,6 +117,8 @@ def write_shard(path: Path, answers: Sequence[Answer], fingerprint: Fingerprint)
     part = path.with_suffix(".part")
     try:
         save_file(tensors, part, metadata={FINGERPRINT: fingerprint.to_json()})
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
         os.replace(part, path)
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)
@@ -146,10 +148,13 @@ def read_shard(path: Path) -> Shard:
         UsageError: when the file is not a shard of ours.
     """
     read_fingerprint(path)
-    with safe_open(path, "pt") as file:
-        rows = {name: file.get_tensor(name) for name in ("tokens", "best", "log_sum")}
-        part = {name: file.get_tensor(name) for name in ("starts", "prompts", "index")}
-        rest = {name: file.get_tensor(name).tolist() for name in ("temperature", "finished")}
+    try:
+        with safe_open(path, "pt") as file:
+            rows = {name: file.get_tensor(name) for name in ("tokens", "best", "log_sum")}
+            part = {name: file.get_tensor(name) for name in ("starts", "prompts", "index")}
+            rest = {name: file.get_tensor(name).tolist() for name in ("temperature", "finished")}
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"{path} is not a whole feature file: {error}; delete it and collect again") from None
     lists = {name: tensor.tolist() for name, tensor in part.items()}
     return Shard(path, **rows, **lists, **rest)
 

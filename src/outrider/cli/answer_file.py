@@ -1,92 +1,18 @@
-"""Files of prompts and files of answers: what a row may look like, and which rows are done already.
-
-A prompt row is JSON with one of ``prompt`` or ``text`` (a string), ``messages`` (a conversation) or ``turns`` (the
-user's messages, answered one after the other, as Spec-Bench has them). An answer row names the prompt by index
-and hash.
-"""
+"""Files of answers: a row names its prompt by index and hash, and the settings that it was made with."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from outrider.errors import RunError, UsageError
-
-Message = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRow:
-    """One prompt: ``turns`` are strings to answer in order, or ``messages`` is a conversation to answer once."""
-
-    index: int
-    turns: tuple[str, ...] = ()
-    messages: tuple[Message, ...] = ()
-    label: object = None
-
-    @property
-    def first(self) -> str | list[Message]:
-        """What is answered first: the conversation, or the first turn."""
-        return list(self.messages) if self.messages else self.turns[0]
-
-    @property
-    def digest(self) -> str:
-        """Identifies the prompt's text, whatever else the row says."""
-        text = json.dumps([self.turns, self.messages], ensure_ascii=False, sort_keys=True)
-        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
-
-
-def read_prompts(path: Path) -> list[PromptRow]:
-    """Every row of ``path``; empty lines are skipped.
-
-    Raises:
-        UsageError: naming the line that is not a prompt.
-    """
-    try:
-        # Not splitlines: JSON strings may hold U+2028 and U+0085 as they are.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the prompts in {path}: {error}") from None
-    rows = [_parse(line, number, path) for number, line in enumerate(lines, 1) if line.strip()]
-    if not rows:
-        raise UsageError(f'{path} holds no prompts; write one JSON object a line, for example {{"prompt": "Hello"}}')
-    return [PromptRow(index, row.turns, row.messages, row.label) for index, row in enumerate(rows)]
-
-
-def _parse(line: str, number: int, path: Path) -> PromptRow:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"{path}, line {number} is not JSON: {error}") from None
-    if isinstance(row, dict):
-        label = row.get("id", row.get("question_id", row.get("task_id")))
-        for key in ("prompt", "text"):
-            if isinstance(value := row.get(key), str) and value.strip():
-                return PromptRow(number, turns=(value,), label=label)
-        messages = row.get("messages")
-        if isinstance(messages, list) and _is_conversation(messages):
-            return PromptRow(number, messages=tuple(messages), label=label)
-        turns = row.get("turns")
-        if isinstance(turns, list) and turns and all(isinstance(turn, str) and turn.strip() for turn in turns):
-            return PromptRow(number, turns=tuple(turns), label=label)
-    raise UsageError(
-        f'{path}, line {number} has no prompt; give "prompt" or "text" (a string), "messages" (role and content) '
-        'or "turns" (a list of strings)'
-    )
-
-
-def _is_conversation(value: list[object]) -> bool:
-    return bool(value) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
-    )
+from outrider.text.prompt_file import PromptRow
 
 
 class AnswerFile:

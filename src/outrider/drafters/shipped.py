@@ -1,0 +1,37 @@
+"""Heads that ship with the package: ``data/heads/index.json``, by the target's fingerprint.
+
+An entry names the model, the file of each method, and the drafter that is the default for this target.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from outrider.models.base import LanguageModel
+from outrider.models.fingerprint import fingerprint
+
+
+def shipped_head(method: str, target: LanguageModel) -> Path | None:
+    """The file of the package for this target and method, if there is one."""
+    name = _entry(target).get("heads", {}).get(method)
+    return None if name is None else _folder() / name
+
+
+def default_drafter(target: LanguageModel) -> str | None:
+    """The drafter that ``auto`` stands for with this target, if heads ship for it."""
+    return _entry(target).get("default")
+
+
+def _entry(target: LanguageModel) -> dict[str, Any]:
+    index = _folder() / "index.json"
+    if not index.is_file():
+        return {}
+    entries: dict[str, dict[str, Any]] = json.loads(index.read_text(encoding="utf-8"))
+    return entries.get(fingerprint(target) or "", {})
+
+
+def _folder() -> Path:
+    return Path(str(resources.files("outrider") / "data" / "heads"))
