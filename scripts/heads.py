@@ -185,7 +185,10 @@ def _length(rows: list[dict[str, object]]) -> str:
 def speed_table(rows: list[dict[str, object]]) -> list[str]:
     """Paired ratio of decoding tokens per second against plain decoding, median (bootstrap 95%)."""
     by_key = {(row["arm"], row["question"]): row for row in rows if row["seconds"]}
-    lines = ["| arm | " + " | ".join(GROUPS) + " | all, median | all, total time |", "|---|" + "---|" * (len(GROUPS) + 2)]
+    lines = [
+        "| arm | " + " | ".join(GROUPS) + " | all, median | all, total time |",
+        "|---|" + "---|" * (len(GROUPS) + 2),
+    ]
     for name, arm in ARMS.items():
         base = "plain-t1" if arm.temperature else "plain"
         pairs = [(row, by_key[base, q]) for (a, q), row in by_key.items() if a == name and (base, q) in by_key]
@@ -203,7 +206,9 @@ def _seconds_each(row: dict[str, object]) -> float:
 
 
 def _ratio(pairs: list[tuple[dict[str, object], dict[str, object]]]) -> str:
-    values = np.array([_seconds_each(slow) / _seconds_each(fast) for fast, slow in pairs if int(str(fast["tokens"])) > 1])
+    values = np.array(
+        [_seconds_each(slow) / _seconds_each(fast) for fast, slow in pairs if int(str(fast["tokens"])) > 1]
+    )
     if not len(values):
         return ""
     picks = np.random.default_rng(0).integers(len(values), size=(2000, len(values)))

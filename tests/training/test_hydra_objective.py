@@ -72,17 +72,17 @@ def test_loss_by_hand() -> None:
             state = objective.network.state(head, feature=final[b, t].float(), tokens=tokens)
             p = torch.softmax(rows @ final[b, label - 1], -1)
             losses.append(-(p * torch.log_softmax(rows.float() @ state, -1)).sum())
-        assert float(step.loss) == pytest.approx(float(torch.stack(losses).mean()), rel=1e-4)
-    assert float(found.loss) == pytest.approx(sum(float(step.loss) for step in found.steps))  # no decay
+        assert step.loss.item() == pytest.approx(torch.stack(losses).mean().item(), rel=1e-4)
+    assert found.loss.item() == pytest.approx(sum(step.loss.item() for step in found.steps))  # no decay
 
 
 def test_noise_only_while_training() -> None:
     target = ToyModel(vocab_size=14)
     batch = random_batch(target, DOCUMENTS)
     plain, noisy = (scrambled(make(target, {"noise_alpha": alpha})) for alpha in (0.0, 30.0))
-    losses = [float(one.evaluate(batch, True, 0.0).loss) for one in (plain, noisy, noisy)]
+    losses = [one.evaluate(batch, True, 0.0).loss.item() for one in (plain, noisy, noisy)]
     assert len(set(losses)) == 3
-    assert float(noisy.evaluate(batch, False, 0.0).loss) == pytest.approx(losses[0])
+    assert noisy.evaluate(batch, False, 0.0).loss.item() == pytest.approx(losses[0])
 
 
 def test_noise_has_the_size_asked_for() -> None:

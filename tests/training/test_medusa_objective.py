@@ -94,11 +94,11 @@ def test_loss_by_hand() -> None:
             right += int(q.argmax()) == int(p.argmax())
         mean = torch.stack(losses).mean()
         total += 0.8**head * mean.item()
-        assert float(found.steps[head].loss) == pytest.approx(float(mean), rel=1e-4)
+        assert found.steps[head].loss.item() == pytest.approx(mean.item(), rel=1e-4)
         assert int(found.steps[head].mask.sum()) == len(losses)
         assert int(found.steps[head].correct.sum()) == right
         assert found.parts[f"head {head + 1}"] == pytest.approx(float(mean), rel=1e-4)
-    assert float(found.loss) == pytest.approx(total, rel=1e-4)
+    assert found.loss.item() == pytest.approx(total, rel=1e-4)
 
 
 def test_hard_labels_are_the_text() -> None:
@@ -111,8 +111,8 @@ def test_hard_labels_are_the_text() -> None:
         state = objective.network.state(head, feature=batch.features["final"][b, t].float())
         logits = state @ target.output_rows().float().T
         expected = F.cross_entropy(logits, batch.tokens[b, t + 2 + head])
-        assert float(step.loss) == pytest.approx(float(expected), rel=1e-4)
-    assert float(found.loss) == pytest.approx(sum(float(step.loss) for step in found.steps))
+        assert step.loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    assert found.loss.item() == pytest.approx(sum(step.loss.item() for step in found.steps))
 
 
 def test_reduced_vocabulary() -> None:
@@ -145,7 +145,7 @@ def test_overlap_is_acceptance_under_the_true_distribution() -> None:
             p = torch.softmax(target.output_rows() @ batch.features["final"][b, t + 1 + head], -1)[ids]
             state = objective.network.state(head, feature=batch.features["final"][b, t].float())
             q = torch.softmax(target.output_rows(torch.tensor(ids)).float() @ state, -1)
-            expected += float(torch.minimum(p, q).sum())
+            expected += torch.minimum(p, q).sum().item()
         assert step.overlap == pytest.approx(expected, rel=1e-4)
 
 
@@ -155,7 +155,7 @@ def test_nothing_to_learn_is_no_nan() -> None:
     objective = make(target)
     batch = random_batch(target, [[(9, 0)], [(3, 0)]])
     result = objective.evaluate(batch, True, 0.0)
-    assert float(result.loss) == 0.0
+    assert result.loss.item() == 0.0
     result.loss.backward()
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in objective.parameters())
 
