@@ -6,7 +6,7 @@ export MALLOC_MMAP_THRESHOLD_ ?= 8589934592
 export MALLOC_TRIM_THRESHOLD_ ?= 17179869184
 export MALLOC_TOP_PAD_ ?= 536870912
 
-.PHONY: help demo test test-slow bench lint size clean
+.PHONY: help demo test test-slow bench lint size clean vllm-check
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
@@ -30,6 +30,9 @@ bench: .venv/.installed ## the figures of docs/benchmarks.md (three hours, nothi
 	$(BIN)/outrider pull smollm2-135m
 	$(BIN)/python scripts/benchmark.py --all
 	$(BIN)/python scripts/acceptance.py rules shapes sampled union drafters
+
+vllm-check: .venv/.installed ## acceptance of our EAGLE-3 head in vLLM (environment: docs/interoperability.md)
+	$(BIN)/python scripts/vllm_check.py
 
 lint: .venv/.installed ## linters and type checker
 	$(BIN)/ruff check .

@@ -8,7 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.types import ProposalKind
 
-
 AUTO = "auto"
 FALLBACK_DRAFTER = "ngram"
 """What ``auto`` stands for with a target that no trained head ships for."""

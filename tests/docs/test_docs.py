@@ -24,7 +24,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TOY_PARTS = {"layer_skip:24": "layer_skip:3"}  # the toy model pretends to have four blocks
 TAKES_NO_MODEL = ("methods", "models")
 # These need a chat template, the default model, files, minutes or a network.
-PARSED_ONLY = ("audit", "chat", "datastore", "demo", "doctor", "pull", "tune")
+PARSED_ONLY = ("audit", "chat", "convert", "datastore", "demo", "doctor", "pull", "train", "tune")
 PATH = re.compile(r"`((?:src|tests|docs|examples|scripts)/[\w./-]+)`")
 
 

@@ -58,7 +58,7 @@ def draw_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
         agg = importlib.import_module("matplotlib.backends.backend_agg")
         figures = importlib.import_module("matplotlib.figure")
     except ImportError:
-        raise RunError("a picture of the curves needs matplotlib: pip install 'outrider[bench]'") from None
+        raise RunError("a picture of the curves needs matplotlib: pip install 'outrider[train]'") from None
     figure = figures.Figure(figsize=(12, 4), layout="constrained")
     agg.FigureCanvasAgg(figure)
     loss, top1, acceptance = figure.subplots(1, 3)
