@@ -61,7 +61,9 @@ class Arm:
 
 
 ARMS = {
+    # The default: what the command line uses for this model.
     "plain": Arm(),
+    "default": Arm("auto"),
     "plain-t1": Arm(temperature=1.0),
     "eagle3": Arm("eagle3"),
     "eagle3-tree": Arm("eagle3", "best_first:32,preset=eagle2"),
@@ -69,6 +71,19 @@ ARMS = {
     "eagle3-t1": Arm("eagle3", temperature=1.0),
     "eagle3-chain-t1": Arm("eagle3", "chain:5", temperature=1.0),
     "ngram": Arm("ngram"),
+    "eagle3+ngram": Arm("ensemble:(eagle3@best_first:16,preset=eagle2)+ngram"),
+    "eagle": Arm("eagle"),
+    "eagle-chain": Arm("eagle", "chain:5"),
+    "medusa": Arm("medusa"),
+    "hydra": Arm("hydra"),
+    "mtp": Arm("mtp"),
+    "layer_skip-exit": Arm("layer_skip:head=auto"),
+    "boost-1": Arm("small_model", "best_first:16", draft_model="smollm2-135m-draft-1"),
+    "boost-2": Arm("small_model", "best_first:16", draft_model="smollm2-135m-draft-2"),
+    "boost-1+2": Arm(
+        "ensemble:(small_model@best_first:8)+(small_model@best_first:8)",
+        draft_model="smollm2-135m-draft-1,smollm2-135m-draft-2",
+    ),
 }
 
 

@@ -49,7 +49,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_missing_matplotlib_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RunError, match=r"outrider\[bench\]"):
+    with pytest.raises(RunError, match=r"outrider\[train\]"):
         draw_curves(ROWS, tmp_path / "x.png", "title")
     assert list(tmp_path.iterdir()) == []
 

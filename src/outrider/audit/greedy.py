@@ -88,6 +88,7 @@ def greedy_audit(
     others = (
         engine.with_parts(drafter=d, shape=None, proposal=None, verifier=None, lossy=False, adaptive=False)
         for d in drafters
+        if d != engine.config.drafter
     )
     candidates = [_greedy_form(engine), *others]
     combinations = [(each, each.config.drafter, each.describe()["shape"]) for each in candidates]

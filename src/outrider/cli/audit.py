@@ -151,7 +151,7 @@ def audit(  # one line an option; the work is below
         ),
         seed,
         thorough,
-        tuple(also or (() if drafter.partition(":")[0] == "ngram" else ("ngram",))),
+        tuple(also or (() if drafter.startswith("ngram:") else ("ngram",))),
         is_strict=parts is not None,
     )
     found = _run(plan, options, PromptChoice(tuple(prompt or ()), file, limit, raw))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +19,7 @@ from outrider.cli.train_table import TrainTable, shown, top1
 from outrider.errors import InvalidOptionError, RunError
 
 if TYPE_CHECKING:
-    from outrider.training.train_head import HeadTraining, Trained
+    from outrider.training.train_head import Trained
 
 HEADS = {
     "eagle3": "Train an EAGLE-3 head: three hidden states, one layer, unrolled steps.",
@@ -112,7 +114,7 @@ def register(app: typer.Typer) -> None:
     collecting = "Example: outrider train collect prompts.jsonl --output features"
     train_app.command("collect", epilog=collecting)(train_data.collect)
     train_app.command("prompts", epilog="Example: outrider train prompts --output prompts.jsonl")(train_data.prompts)
-    exporting = "Example: outrider train export-answers features --output answers.jsonl.gz"
+    exporting = "Example: outrider train export-answers features --output answers.safetensors"
     train_app.command("export-answers", epilog=exporting)(train_data.export_answers)
     for method, text in HEADS.items():
         command = method.replace("_", "-")
@@ -151,7 +153,7 @@ def head(  # one line an option; the work is in training/train_head.py
 ) -> None:
     from outrider.training.optimizer import OptimizerSettings
     from outrider.training.run_state import LoopSettings, Upkeep
-    from outrider.training.train_head import HeadTraining, training_dtype
+    from outrider.training.train_head import HeadTraining, train_head, training_dtype
 
     set_threads(threads)
     loop = LoopSettings(
@@ -170,19 +172,22 @@ def head(  # one line an option; the work is in training/train_head.py
             method, model, data, output, loop, upkeep, draft_vocab, steps, row, validation, device, dtype, init,
             not resume, named_values(set_ or []), command_line(),
         )  # fmt: skip
-        trained = _train(asked, table)
+        with interruptible(table, work, resume):
+            trained = train_head(asked, table.note)
     _tell(trained, method)
 
 
-def _train(asked: HeadTraining, table: TrainTable) -> Trained:
+@contextmanager
+def interruptible(table: TrainTable, work: Path, resume: bool) -> Iterator[None]:
+    """Ctrl-C says how to go on; the interrupt itself goes on to the border, which exits with 130."""
     from outrider.training.checkpoint import checkpoint_paths
-    from outrider.training.train_head import train_head
 
     try:
-        return train_head(asked, table.note)
+        yield
     except KeyboardInterrupt:
-        if checkpoint_paths(asked.upkeep.folder):
-            table.note(f"interrupted; the same command goes on from the checkpoint in {asked.upkeep.folder}")
+        if checkpoint_paths(work):
+            command = "the same command" if resume else "the same command without --restart"
+            table.note(f"interrupted; {command} goes on from the checkpoint in {work}")
         raise
 
 

@@ -154,7 +154,12 @@ class _Reporter:
         self._show(done, total, self._what)
 
     def progress(self, progress: Progress) -> None:
-        """Show where a collecting run stands."""
+        """Show where a collecting run stands; the first time, how much room it may take too."""
+        if not self._is_shown:
+            left = progress.total - progress.done
+            typer.echo(
+                f"{left} answers to go; all features take {progress.bytes_at_most / 1e6:.1f} MB at most", err=True
+            )
         seconds = self._bar.tasks[0].elapsed or 0.0
         speed = f" {progress.tokens / seconds:.0f} tokens/s" if seconds > 1.0 else ""
         self._show(progress.done, progress.total - progress.skipped, self._what + speed)

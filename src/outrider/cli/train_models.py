@@ -117,11 +117,8 @@ def small_model(  # one line an option; the work is in training/train_model.py
             (lr, warmup, weight_decay, clip), (seed, keep_best), (work_dir, resume, checkpoint_minutes),
             (dtype, device, threads),
         )  # fmt: skip
-        try:
+        with t.interruptible(table, asked.upkeep.folder, resume):
             trained = train_small_model(asked, options, table.note)
-        except KeyboardInterrupt:
-            _tell_interrupted(table, asked)
-            raise
     _tell(trained, "small model")
     _hint(f"use it with: --model {model} --drafter small_model --draft-model {output}")
 
@@ -165,11 +162,8 @@ def medusa2(  # one line an option; the work is in training/train_medusa2.py
             (lr, warmup, weight_decay, clip), (seed, keep_best), (work_dir, resume, checkpoint_minutes),
             (dtype, device, threads),
         )  # fmt: skip
-        try:
+        with t.interruptible(table, asked.upkeep.folder, resume):
             trained = train_medusa2(asked, options, table.note)
-        except KeyboardInterrupt:
-            _tell_interrupted(table, asked)
-            raise
     _tell(trained.model, "medusa2")
     typer.echo(
         f"THE TARGET CHANGED: {output} is another model than {model} (fingerprint {trained.before} before, "
@@ -218,10 +212,6 @@ def _asked(
     return ModelTraining(
         model, data, output, loop, upkeep, vocabulary, row, validation, device, dtype, not resume, t.command_line()
     )
-
-
-def _tell_interrupted(table: TrainTable, asked: ModelTraining) -> None:
-    table.note(f"interrupted; the same command goes on from the checkpoint in {asked.upkeep.folder}")
 
 
 def _tell(trained: TrainedModel, what: str) -> None:

@@ -59,13 +59,14 @@ class RecurrentHeadSession(GrowingSession):
         self.cache = head.new_cache()
         self.first = 0
         self._waiting: list[Features] = []  # features of pairs that are not in the cache yet
+        self._waiting_rows = 0
         self._root_output: Tensor | None = None
         self._vocabulary: DraftVocabulary | None = None
 
     @property
     def known(self) -> int:
         """Pairs from ``first`` on whose features were observed."""
-        return self.cache.length + sum(_rows(part) for part in self._waiting)
+        return self.cache.length + self._waiting_rows
 
     def reusable(self, prompt: Sequence[int]) -> int:
         # Pair t holds token t + 1, so the pair at the last shared token's row is another one in the new text.
@@ -87,6 +88,7 @@ class RecurrentHeadSession(GrowingSession):
             # The target kept entries of a text that this session never saw: the head starts behind them.
             self._restart(first, 0)
         self._waiting.append(features)
+        self._waiting_rows += _rows(features)
         super().observe(observation)
 
     @torch.inference_mode()
@@ -120,7 +122,7 @@ class RecurrentHeadSession(GrowingSession):
         if not self._waiting:
             return
         features = _joined_all(self._waiting)
-        self._waiting = []
+        self._waiting, self._waiting_rows = [], 0
         for start in range(0, _rows(features), PREFILL_ROWS):
             chunk = {name: state[start : start + PREFILL_ROWS] for name, state in features.items()}
             row = self.first + self.cache.length
@@ -134,7 +136,7 @@ class RecurrentHeadSession(GrowingSession):
     def _restart(self, first: int, kept: int) -> None:
         self.first = first
         self.cache.truncate(kept)
-        self._waiting = []
+        self._waiting, self._waiting_rows = [], 0
         self._root_output = None
 
 

@@ -16,7 +16,7 @@ from outrider.drafters.base import DraftOptions, DraftParts
 from outrider.drafters.shipped import shipped_head
 from outrider.errors import IllegalCombinationError, InvalidOptionError
 from outrider.heads.build import untrained_head
-from outrider.heads.file import load_head
+from outrider.heads.file import HEAD_FILE, load_head
 from outrider.heads.network import DraftNetwork
 from outrider.models.base import FINAL_HIDDEN, LanguageModel
 from outrider.models.fingerprint import fingerprint
@@ -47,18 +47,28 @@ def open_head(method: str, head: str, parts: DraftParts) -> DraftNetwork[Any]:
     if head == RANDOM:
         network = untrained_head(method, target)
     else:
-        path = shipped_head(method, target) if head == AUTO else Path(head).expanduser()
-        if path is None:
+        path = shipped_head(method, target) if head == AUTO else _given_file(head)
+        if path is None and head == AUTO:
             raise InvalidOptionError(
                 f"no {method} head ships for '{target.name}'; train one with 'outrider train {method}' and give "
                 f"--drafter {method}:head=FILE"
             )
-        if not path.is_file():
-            raise InvalidOptionError(f"no head file '{path}'; give a file of 'outrider train {method}' or 'convert'")
+        if path is None:
+            raise InvalidOptionError(f"no head file '{head}'; give a file of 'outrider train {method}' or 'convert'")
         network = load_head(path, method)
         check_head(network, parts, str(path))
     bind_target(network, target)
     return network
+
+
+def _given_file(head: str) -> Path | None:
+    """The file that ``head`` names, or the one in the directory that 'outrider convert' wrote, if there is one."""
+    try:
+        path = Path(head).expanduser()
+        path = path / HEAD_FILE if path.is_dir() else path
+        return path if path.is_file() else None
+    except (OSError, ValueError, RuntimeError):  # a name that no file can have, or no such user's home
+        return None
 
 
 def bind_target(network: DraftNetwork[Any], target: LanguageModel) -> None:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
@@ -63,11 +64,20 @@ class RowSource(ABC):
     def candidates(self, tree: TokenTree, nodes: Sequence[int]) -> list[Candidates]:
         """One draft forward for all ``nodes``; their distributions after the request's processing."""
         rows = self.over_target_vocabulary(self.rows(tree, nodes))
-        process = self.pipeline.ranking if tree.kind is ProposalKind.DETERMINISTIC else self.pipeline.probabilities
+        process = self.pipeline.ranking if tree.kind is ProposalKind.DETERMINISTIC else self._drawable
         return [
             Candidates(probabilities=process(row, self.above(tree, node)))
             for row, node in zip(rows, nodes, strict=True)
         ]
+
+    def _drawable(self, row: Tensor, output: Sequence[int]) -> Tensor:
+        """What children are drawn from: the request's distribution of ``row``.
+
+        All tokens alike where the request leaves none that the drafter knows (``min_tokens`` and a small draft
+        vocabulary of end tokens): bad guesses, but drawn from the q that they carry.
+        """
+        q = self.pipeline.probabilities(row, output)
+        return torch.full_like(q, 1.0 / len(q)) if bool(q[0].isnan()) else q
 
     def ranked(self, tree: TokenTree, nodes: Sequence[int], k: int, least: FloatArray | None = None) -> RankedChildren:
         """One draft forward for all ``nodes`` and the ``k`` best children of each (``drafters/ranking.py``).

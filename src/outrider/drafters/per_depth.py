@@ -76,7 +76,8 @@ class PerDepthSession(GrowingSession):
 
     def observe(self, observation: Observation) -> None:
         states = observation.hidden.get(FINAL_HIDDEN)
-        self.feature = None if states is None or not len(states) else states[-1:].to(self.drafter.dtype)
+        # A copy: a view would keep the states of a whole prompt.
+        self.feature = None if states is None or not len(states) else states[-1:].to(self.drafter.dtype, copy=True)
         super().observe(observation)
 
     @torch.inference_mode()

@@ -25,12 +25,23 @@ def default_drafter(target: LanguageModel) -> str | None:
     return _entry(target).get("default")
 
 
+def default_drafters() -> tuple[str, ...]:
+    """Every drafter that ``auto`` stands for with some target."""
+    return tuple(dict.fromkeys(entry["default"] for entry in _index().values() if "default" in entry))
+
+
 def _entry(target: LanguageModel) -> dict[str, Any]:
-    index = _folder() / "index.json"
-    if not index.is_file():
+    entries = _index()
+    return entries.get(fingerprint(target) or "", {}) if entries else {}
+
+
+def _index() -> dict[str, dict[str, Any]]:
+    """Fingerprint -> entry."""
+    path = _folder() / "index.json"
+    if not path.is_file():
         return {}
-    entries: dict[str, dict[str, Any]] = json.loads(index.read_text(encoding="utf-8"))
-    return entries.get(fingerprint(target) or "", {})
+    entries: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return entries
 
 
 def _folder() -> Path:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from outrider.config import EngineConfig
+from outrider.config import AUTO, FALLBACK_DRAFTER, EngineConfig
 from outrider.drafters.base import Drafter, DraftParts
+from outrider.drafters.shipped import default_drafters
 from outrider.engine.loading import LoadedModel
 from outrider.engine.registry import VERIFIERS, load_class
 from outrider.engine.spec import PartSpec, parse_member, parse_part, split_outside_brackets
-from outrider.errors import IllegalCombinationError, InvalidOptionError
+from outrider.errors import IllegalCombinationError, InvalidOptionError, UsageError
 from outrider.models.base import LanguageModel
 from outrider.schedules.base import Schedule
 from outrider.schedules.controller import Controller
@@ -113,6 +114,32 @@ def build_lane(config: EngineConfig, plan: PartsPlan, target: LoadedModel, draft
     options = plan.verifier.options
     verifier: Verifier = plan.verifier.cls() if options is None else plan.verifier.cls(options)
     return Lane(plan, drafter, verifier, schedule)
+
+
+def build_lanes(
+    config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel]
+) -> tuple[dict[Regime, Lane], dict[Regime, UsageError]]:
+    """The lanes that the parts can serve, and for the other regimes why not."""
+    lanes: dict[Regime, Lane] = {}
+    refusals: dict[Regime, UsageError] = {}
+    for regime in Regime:
+        try:
+            lanes[regime] = build_lane(config, plan_parts(config, regime), target, drafts)
+        except UsageError as error:
+            refusals[regime] = error
+    return lanes, refusals
+
+
+def refusal_of(config: EngineConfig, regime: Regime) -> UsageError | None:
+    """Why the parts cannot serve ``regime``; ``None`` if they can, ``auto`` with some drafter that it may stand for."""
+    names = (FALLBACK_DRAFTER, *default_drafters()) if config.drafter == AUTO else (config.drafter,)
+    refusals = []
+    for name in names:
+        try:
+            plan_parts(config.model_copy(update={"drafter": name}), regime)
+        except UsageError as error:
+            refusals.append(error)
+    return refusals[0] if len(refusals) == len(names) else None
 
 
 def draft_models_needed(config: EngineConfig) -> int:

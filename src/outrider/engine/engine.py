@@ -18,12 +18,12 @@ from pydantic import ValidationError
 from outrider.config import AUTO, FALLBACK_DRAFTER, EngineConfig
 from outrider.drafters.base import DraftContext, Drafter, DraftSession
 from outrider.drafters.shipped import default_drafter
-from outrider.engine.build import DraftPlan, Lane, build_lane, draft_models_needed, plan_parts
+from outrider.engine.build import DraftPlan, Lane, build_lanes, draft_models_needed, refusal_of
 from outrider.engine.loading import LoadedModel, Progress, load_model
 from outrider.engine.result import Event, Result
 from outrider.engine.stats import fold
 from outrider.engine.text_stream import TextStream
-from outrider.errors import ContextLengthError, InvalidOptionError, UsageError
+from outrider.errors import ContextLengthError, InvalidOptionError
 from outrider.models.base import SequenceCache, common_prefix
 from outrider.sampling.draw import SeededStream
 from outrider.sampling.params import SamplingParams, usage_error
@@ -64,22 +64,24 @@ class Engine:
     """A loaded target with a drafter, a shape, a verifier and a schedule. Build with ``outrider.load``."""
 
     def __init__(self, config: EngineConfig, target: LoadedModel, drafts: Sequence[LoadedModel] = ()) -> None:
-        if config.drafter == AUTO:
-            config = config.model_copy(update={"drafter": default_drafter(target.model) or FALLBACK_DRAFTER})
-        self.config = config
         self._target = target
         self._drafts = tuple(drafts)
         self.model = target.model
         self.tokenizer: Tokenizer = target.tokenizer
-        self._refusals: dict[Regime, UsageError] = {}
-        self._lanes: dict[Regime, Lane] = {}
-        for regime in Regime:
-            try:
-                self._lanes[regime] = build_lane(config, plan_parts(config, regime), target, self._drafts)
-            except UsageError as error:
-                self._refusals[regime] = error
-        if not self._lanes:
-            raise self._refusals[Regime.GREEDY]
+        names = [config.drafter]
+        if config.drafter == AUTO:
+            shipped = default_drafter(target.model)
+            names = [FALLBACK_DRAFTER] if shipped is None else [shipped, FALLBACK_DRAFTER]
+        attempts = []
+        for name in names:
+            self.config = config.model_copy(update={"drafter": name})
+            self._lanes, self._refusals = build_lanes(self.config, target, self._drafts)
+            attempts.append(self._refusals)
+            # A shipped head that doesn't fit after all must not stop a run that never asked for it.
+            if self._lanes:
+                break
+        else:
+            raise attempts[0][Regime.GREEDY]
 
     # -- text in, text out ---------------------------------------------------------------------------------
 
@@ -363,19 +365,18 @@ def load(
         config = EngineConfig.model_validate({"model": model, **options})
     except ValidationError as error:
         raise usage_error(error) from None
-    refusals = []
-    for checked in Regime if regime is None else (regime,):
-        try:
-            plan_parts(config, checked)
-        except UsageError as error:
-            refusals.append(error)
+    checked = Regime if regime is None else (regime,)
+    refusals = [refusal for one in checked if (refusal := refusal_of(config, one)) is not None]
     if refusals and (regime is not None or len(refusals) == len(Regime)):
         raise refusals[0]
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     target = load_model(config.model, config, progress)
     drafts = [load_model(name, config, progress, sharing=target) for name in config.draft_models]
-    return Engine(config, target, drafts)
+    engine = Engine(config, target, drafts)
+    if regime is not None:
+        engine.lane(regime)
+    return engine
 
 
 def _shape_text(draft: DraftPlan) -> str:

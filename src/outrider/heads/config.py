@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Feature = str | int
 """Name of a target hidden state: an integer is the input of that block, ``final`` the state after the final norm."""
@@ -71,6 +71,14 @@ class AttentionConfig(HeadConfig):
     rope_theta: float = 10000.0
     rope_scaling: dict[str, object] = {}
     context_length: Size = 8192
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} must be even: the rotary embedding turns pairs")
+        return self
 
     def symbols(self) -> dict[str, int]:
         return {

@@ -20,7 +20,7 @@ from outrider.heads.spec import HeadSpec, Input, TensorSpec
 
 
 class EagleConfig(AttentionConfig):
-    """Flags of EAGLE variants. ``features`` is one hidden state, the target's last after its final norm.
+    """Flags of EAGLE variants; ``features`` is one hidden state, the target's last after its final norm.
 
     Attributes:
         fc_bias: ``fc`` adds a bias (the first public heads; servers that read none drop it, so new heads go without).
@@ -28,6 +28,7 @@ class EagleConfig(AttentionConfig):
         para_norm: norms in front of ``fc`` (HASS).
     """
 
+    features: tuple[Feature]
     fc_bias: bool = False
     qkv_bias: bool = False
     para_norm: bool = False
@@ -83,8 +84,6 @@ class Eagle(RecurrentNetwork):
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__(config)
-        if len(config.features) != 1:
-            raise ValueError(f"an eagle head reads one hidden state, not {len(config.features)}")
         self.flags = config
         size = config.hidden_size
         if config.para_norm:

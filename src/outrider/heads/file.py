@@ -26,6 +26,8 @@ from outrider.heads.registry import network_class
 
 CONFIG, CARD = "outrider.head", "outrider.card"
 MAP = "d2t"
+HEAD_FILE = "head.safetensors"
+"""Name of the file in a directory that holds nothing but a head."""
 
 Network = DraftNetwork[Any]
 
@@ -62,6 +64,9 @@ def check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[in
         if tuple(tensors[name].shape) != shape:
             found = tuple(tensors[name].shape)
             raise ModelFileError(f"{where}: tensor '{name}' has shape {found}, the configuration asks for {shape}")
+        if not tensors[name].is_floating_point():
+            found_type = str(tensors[name].dtype).removeprefix("torch.")
+            raise ModelFileError(f"{where}: tensor '{name}' holds {found_type}, it must be floating point")
         if not bool(torch.isfinite(tensors[name]).all()):
             raise ModelFileError(f"{where}: tensor '{name}' holds NaN or infinite values; the training run diverged")
 

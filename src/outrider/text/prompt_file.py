@@ -88,7 +88,7 @@ def bad_lines(path: Path, bad: list[str]) -> UsageError:
 def _parse(line: str) -> PromptRow:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
     if isinstance(row, dict):
         label = row.get("id", row.get("question_id", row.get("task_id")))

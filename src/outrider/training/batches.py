@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
+from outrider.errors import RunError
 from outrider.heads.config import Feature
 from outrider.training.batch import Batch
 from outrider.training.packing import Corpus, Piece, Row, pack, plan_epoch
@@ -99,7 +100,11 @@ class BatchReader:
         if shard not in self._files:
             if len(self._files) == OPEN_FILES:
                 self._files.popitem(last=False)
-            self._files[shard] = safe_open(self.corpus.shards[shard].path, "pt")
+            path = self.corpus.shards[shard].path
+            try:
+                self._files[shard] = safe_open(path, "pt")
+            except (OSError, SafetensorError) as error:
+                raise RunError(f"cannot read {path} any more: {error}; training needs its data to the end") from None
         self._files.move_to_end(shard)
         return self._files[shard].get_slice(f"hidden.{name}")
 

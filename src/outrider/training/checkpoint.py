@@ -67,8 +67,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _remove_parts(folder)  # a run that was killed while it wrote left one
         save_file(tensors, part, metadata={STATE: text})
-        with part.open("rb") as file:
+        with part.open("rb+") as file:
             os.fsync(file.fileno())  # else a power cut could leave the new name with nothing behind it
         os.replace(part, path)
     except (OSError, SafetensorError) as error:
@@ -130,7 +131,8 @@ def check_settings(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: 
 
 def remove_checkpoints(folder: Path) -> None:
     """Forget a run."""
-    for path in [*checkpoint_paths(folder), *folder.glob("checkpoint-*.part")]:
+    _remove_parts(folder)
+    for path in checkpoint_paths(folder):
         path.unlink(missing_ok=True)
 
 
@@ -147,6 +149,11 @@ def restore_random_state(states: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+def _remove_parts(folder: Path) -> None:
+    for path in folder.glob("checkpoint-*.part"):
+        path.unlink(missing_ok=True)
 
 
 def _shown(value: object) -> str:

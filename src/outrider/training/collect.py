@@ -62,13 +62,19 @@ class CollectOptions(BaseModel):
 
 @dataclass(slots=True)
 class Progress:
-    """Where a run stands, reported after every answer."""
+    """Where a run stands, reported at its start and after every answer.
+
+    Attributes:
+        total, done, skipped: answers of the whole run, those that are there, those left out (too long a prompt).
+        tokens: of answers, in this run.
+        bytes_at_most: that the features of the whole run take if no answer ends early.
+    """
 
     total: int
     done: int = 0
     skipped: int = 0
     tokens: int = 0
-    """Of answers, in this run."""
+    bytes_at_most: int = 0
 
 
 Report = Callable[[Progress], None]
@@ -93,10 +99,12 @@ def collect(
     tokens, too_long = tokens_at_most(rows, encoder, plan)
     if too_long and not tokens:
         raise UsageError(f"every prompt has more than {plan.max_prompt_tokens} tokens; raise --max-prompt-tokens")
-    check_room(output, tokens * key.bytes_per_token())
+    at_most = tokens * key.bytes_per_token()
+    check_room(output, at_most)
     with CollectFolder(output, key, settings, options.shard_megabytes * 2**20) as folder:
         queue = RequestQueue(rows, encoder, plan, _done(folder.shards))
-        progress = Progress(queue.total, done=sum(len(shard) for shard in folder.shards))
+        done = sum(len(shard) for shard in folder.shards)
+        progress = Progress(queue.total, done, bytes_at_most=at_most)
         report(progress)
         answers = answer_all(model, queue, key.features, tokenizer.eos_ids, plan.max_new_tokens, options.batch)
         for answer in answers:
@@ -116,11 +124,12 @@ def replay(loaded: LoadedModel, answers: Path, options: CollectOptions, output: 
     """
     key = target_fingerprint(loaded, options.features)
     recorded = read_answers(answers, key)
-    check_room(output, sum(len(one.tokens) for one in recorded) * key.bytes_per_token())
+    at_most = sum(len(one.tokens) for one in recorded) * key.bytes_per_token()
+    check_room(output, at_most)
     settings = {"answers": answer_tokens_digest(answers)}
     with CollectFolder(output, key, settings, options.shard_megabytes * 2**20) as folder:
         done = {index for shard in folder.shards for index in shard.index}
-        progress = Progress(len(recorded), done=len(done))
+        progress = Progress(len(recorded), len(done), bytes_at_most=at_most)
         report(progress)
         left: Iterator[Recorded] = (one for one in recorded if one.request.index not in done)
         for answer in replay_all(loaded.model, left, key.features):

@@ -145,7 +145,7 @@ def _write(path: Path, settings: Mapping[str, object]) -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}; make room and run it again") from None
 
 
-def hold(lock: IO[str], output: Path) -> None:
+def hold(lock: IO[str], output: Path, option: str = "--output") -> None:
     """Lock, until the file is closed or the process ends; believed where files cannot be locked.
 
     Raises:
@@ -159,7 +159,7 @@ def hold(lock: IO[str], output: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(
-            f"another process is writing to {output}; wait until it has finished, or choose another --output"
+            f"another process is writing to {output}; wait until it has finished, or choose another {option}"
         ) from None
     except OSError:
         return

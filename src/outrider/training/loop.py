@@ -81,6 +81,8 @@ class Trainer:
         trained = [(name, parameter) for name, parameter in named.items() if id(parameter) in chosen]
         self.optimizer = Optimizer(trained, settings.optimizer, objective.rate_factors())
         self.reader = BatchReader(corpus, objective.features, settings.batch_rows)
+        # its own: the other one is read by the thread that prepares batches, also while validation runs
+        self._validation = BatchReader(corpus, objective.features, settings.batch_rows)
         self._best: dict[str, Tensor] = {}
         torch.manual_seed(settings.seed)
         if restart:
@@ -103,11 +105,13 @@ class Trainer:
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, when a checkpoint was written.
-            RunError: the training diverged, or the disk is full; the last checkpoint stays.
+            RunError: the training diverged, there is nothing to learn from, or the disk is full; the last
+                checkpoint stays.
         """
         with _interrupts() as is_interrupted:
             if self.share_done < 1.0:
                 self._train(is_interrupted)
+            self._check_learning()
             self._finish()
         return self.progress
 
@@ -122,6 +126,8 @@ class Trainer:
         with Prefetch(self.reader.training(self.settings.seed, progress.place)) as batches:
             for after, batch in batches:
                 self._step(batch)
+                if after.number == 0:
+                    self._check_learning()
                 progress.place = after
                 progress.seconds = spent + time.monotonic() - self._started
                 unsaved += 1
@@ -154,6 +160,14 @@ class Trainer:
             self._log("training", progress.tally.figures())
             progress.tally = Tally()
 
+    def _check_learning(self) -> None:
+        """Raise when no batch so far had a supervised position: the result would be the head as it started."""
+        if not self.optimizer.has_moved:
+            raise RunError(
+                "no answer is long enough for the head's first guess, so no position is supervised; collect longer "
+                "answers, or raise --row"
+            )
+
     def _is_validation_due(self) -> bool:
         due = int(self.share_done * self.settings.validations)
         return bool(self.reader.corpus.validation) and due > self.progress.validations
@@ -163,11 +177,13 @@ class Trainer:
         progress = self.progress
         figures = self._tally_validation()
         progress.validations = int(self.share_done * self.settings.validations)
-        progress.validation = figures
         self._log("validation", figures)
         self._report(True, figures)
         score = figures.acceptance
-        if self.settings.keep_best and score is not None and (progress.best is None or score > progress.best):
+        is_best = score is not None and (progress.best is None or score > progress.best)
+        if is_best or not self.settings.keep_best:
+            progress.validation = figures
+        if is_best and self.settings.keep_best:
             progress.best = score
             state = self.objective.module.state_dict()
             self._best = {name: tensor.detach().clone() for name, tensor in state.items()}
@@ -178,7 +194,7 @@ class Trainer:
         states = random_state()
         module.eval()
         with torch.no_grad(), autocast(self.settings.dtype, self.device):
-            for batch in self.reader.validation(VALIDATION_TOKENS):
+            for batch in self._validation.validation(VALIDATION_TOKENS):
                 tally.add(self.objective.evaluate(batch.to(self.device), False, self.share_done))
         module.train()
         restore_random_state(states)

@@ -102,6 +102,11 @@ class Optimizer:
         self._adam.step()
         return norm
 
+    @property
+    def has_moved(self) -> bool:
+        """Whether there was an update, before a restart too."""
+        return bool(self._adam.state)
+
     def rate(self, progress: float) -> float:
         """The learning rate at ``progress``."""
         return self.settings.learning_rate * scheduled(progress, self.settings.warmup, self.settings.floor)

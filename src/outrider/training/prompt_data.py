@@ -167,7 +167,7 @@ class RequestQueue:
         self._ready: deque[_Conversation] = deque()
         self._fresh = self._conversations(rows)
         self.skipped = 0
-        self.total = sum(c.row is not None and turn_count(c.row) for c in self._conversations(rows))
+        self.total = sum(turn_count(conversation.row) for conversation in self._conversations(rows))
 
     def __iter__(self) -> Iterator[Request]:
         return self
@@ -215,9 +215,10 @@ def tokens_at_most(rows: Sequence[PromptRow], encoder: PromptEncoder, plan: Plan
     for number, row in enumerate(rows):
         passes = sum(plan.is_wanted(number, repeat) for repeat in range(plan.repeats))
         for turn in range(turn_count(row)):
-            length = len(encoder.encode(row, [""] * turn)) + turn * plan.max_new_tokens
-            if len(encoder.encode(row, [""] * turn)) > plan.max_prompt_tokens:
+            shortest = len(encoder.encode(row, [""] * turn))
+            if shortest > plan.max_prompt_tokens:
                 too_long += passes * (turn_count(row) - turn)
                 break
-            total += passes * (min(length, plan.max_prompt_tokens) + plan.max_new_tokens)
+            longest = min(shortest + turn * plan.max_new_tokens, plan.max_prompt_tokens)
+            total += passes * (longest + plan.max_new_tokens)
     return total, too_long

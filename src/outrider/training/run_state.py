@@ -77,7 +77,7 @@ class Report:
 
 @dataclass(slots=True)
 class Progress:
-    """Everything that counts up, as checkpoints keep it."""
+    """Everything that counts up, as checkpoints keep it. ``validation`` is of the parameters that the run ends with."""
 
     tokens: int = 0
     seconds: float = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from outrider import __version__
 from outrider.config import EngineConfig
+from outrider.drafters.base import DraftParts
+from outrider.drafters.head_options import check_head
 from outrider.engine.loading import TOYS, LoadedModel, choose_device, choose_dtype, load_model
 from outrider.errors import InvalidOptionError, UsageError
 from outrider.heads.file import load_head, save_head
@@ -34,6 +37,7 @@ from outrider.training.loop import Trainer
 from outrider.training.methods import head_config, make_objective, split_options, start_objective
 from outrider.training.packing import Corpus, open_corpus
 from outrider.training.run_state import LoopSettings, Progress, Upkeep
+from outrider.training.work_folder import work_folder
 
 DRAFT_IDS = "draft_ids"
 
@@ -108,11 +112,13 @@ def train_head(asked: HeadTraining, note: Note) -> Trained:
         raise InvalidOptionError(f"--output {asked.output} is a directory; give the head file's name")
     options, fields = split_options(asked.method, asked.options, asked.steps)
     loaded = load_target(asked.model, asked.device, asked.dtype)
-    start = _starting_head(asked, loaded, fields)
+    start = _starting_head(asked, loaded, fields, note)
+    if asked.init is not None and "steps" in type(options).model_fields:
+        options = options.model_copy(update={"steps": start.config.steps})
     needed = tuple(dict.fromkeys((*start.config.features, FINAL_HIDDEN)))
     corpus = open_corpus(asked.data, needed, asked.row, asked.validation)
     check_target(corpus, loaded, asked.data[0])
-    tell_corpus(corpus, note)
+    tell_corpus(corpus, note, asked.loop.keep_best)
     network = _network(asked, start, corpus, loaded)
     covered = _coverage(corpus, network.draft_ids)
     if covered is not None and covered < LEAST_COVERAGE:
@@ -125,13 +131,12 @@ def train_head(asked: HeadTraining, note: Note) -> Trained:
     if asked.init is None:
         start_objective(objective, asked.loop.seed)
     map_ = {} if network.draft_ids is None else {DRAFT_IDS: network.draft_ids}
-    trainer = Trainer(
-        objective, corpus, asked.loop, asked.upkeep, _described(asked, corpus, network, options), asked.restart, map_
-    )
-    progress = trainer.run()
-    card = _card(asked, corpus, loaded, progress, covered, options)
-    save_head(asked.output, network.eval(), card)
-    curves = write_curves(asked.output.parent, progress.curves, asked.output.stem + ".curves.jsonl")
+    described = _described(asked, corpus, network, options)
+    with work_folder(asked.upkeep.folder, asked.output):
+        progress = Trainer(objective, corpus, asked.loop, asked.upkeep, described, asked.restart, map_).run()
+        card = _card(asked, corpus, loaded, progress, covered, options)
+        save_head(asked.output, network.eval(), card)
+        curves = write_curves(asked.output.parent, progress.curves, asked.output.stem + ".curves.jsonl")
     return Trained(asked.output, curves, progress, card)
 
 
@@ -158,8 +163,8 @@ def check_target(corpus: Corpus, loaded: LoadedModel, where: Path) -> None:
     Raises:
         UsageError: naming what differs.
     """
-    own = target_fingerprint(loaded, corpus.fingerprint.features)
-    different = [name for name in corpus.fingerprint.differences(own) if name != "dtype"]
+    own = target_fingerprint(loaded, (FINAL_HIDDEN,))  # the data's own states may be of blocks that it does not have
+    different = [name for name in corpus.fingerprint.differences(own) if name not in ("dtype", "features")]
     if different:
         raise UsageError(
             f"{where} was collected from another {' and '.join(different)} than that of '{loaded.name}'; collect data "
@@ -167,7 +172,7 @@ def check_target(corpus: Corpus, loaded: LoadedModel, where: Path) -> None:
         )
 
 
-def _starting_head(asked: HeadTraining, loaded: LoadedModel, fields: dict[str, Any]) -> DraftNetwork[Any]:
+def _starting_head(asked: HeadTraining, loaded: LoadedModel, fields: dict[str, Any], note: Note) -> DraftNetwork[Any]:
     """The head to go on from, or a new one; a new one's draft vocabulary is still missing."""
     model = loaded.model
     if asked.init is None:
@@ -176,13 +181,28 @@ def _starting_head(asked: HeadTraining, loaded: LoadedModel, fields: dict[str, A
         identity = {"target": key, "tokenizer": vocabulary_hash(loaded.tokenizer)}
         config = head_config(asked.method, model, {**fields, "draft_vocab_size": size}, identity)
         return network_class(asked.method)(config)
-    if not asked.init.is_file():
-        raise InvalidOptionError(f"no head file '{asked.init}' to start from; give a file of 'outrider train'")
-    network = load_head(asked.init, asked.method)
+    network = read_init(asked.init, asked.method, loaded)
+    if asked.draft_vocab != network.config.draft_vocab_size:
+        note(f"{asked.init} keeps its draft vocabulary of {network.config.draft_vocab_size} tokens")
     for name, value in fields.items():
         found = getattr(network.config, name)
         if str(found).casefold() != str(value).casefold() and (name != "steps" or asked.steps is not None):
             raise InvalidOptionError(f"{asked.init} has {name}={found}; {name}={value} needs a new head (no --init)")
+    return network
+
+
+def read_init(path: Path, method: str, loaded: LoadedModel) -> DraftNetwork[Any]:
+    """The head file ``path``, which must be of ``method`` and of the target.
+
+    Raises:
+        InvalidOptionError: when it does not exist.
+        ModelFileError: when it is damaged or of another method.
+        IllegalCombinationError: when it was made for another target.
+    """
+    if not path.is_file():
+        raise InvalidOptionError(f"no head file '{path}' to start from; give a file of 'outrider train {method}'")
+    network = load_head(path, method)
+    check_head(network, DraftParts(loaded.model, vocabulary_hash=partial(vocabulary_hash, loaded.tokenizer)), str(path))
     return network
 
 
@@ -204,14 +224,15 @@ def _coverage(corpus: Corpus, draft_ids: Tensor | None) -> float | None:
     return coverage(corpus.answer_counts(corpus.validation or corpus.training), draft_ids)
 
 
-def tell_corpus(corpus: Corpus, note: Note) -> None:
-    """Say what of the data is left out."""
+def tell_corpus(corpus: Corpus, note: Note, keep_best: bool) -> None:
+    """Say what of the data is left out, and when there is nothing for ``keep_best`` to choose by."""
     if corpus.cut:
         note(f"{corpus.cut} answers are longer than a row of {corpus.row} tokens: their first tokens are left out")
     if corpus.unanswered:
         note(f"{corpus.unanswered} answers are empty and left out")
     if not corpus.validation:
-        note("no answers are kept for validation: the figures are those of the training answers")
+        last = "; --keep-best has nothing to choose by, so the last numbers are kept" if keep_best else ""
+        note(f"no answers are kept for validation: the figures are those of the training answers{last}")
 
 
 def _described(asked: HeadTraining, corpus: Corpus, network: DraftNetwork[Any], options: BaseModel) -> dict[str, Any]:

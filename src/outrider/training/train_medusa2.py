@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.engine.loading import TOYS, LoadedModel, choose_device
 from outrider.errors import InvalidOptionError, UnsupportedModelError
-from outrider.heads.file import load_head, save_head
+from outrider.heads.file import save_head
 from outrider.heads.medusa import Medusa, MedusaConfig
 from outrider.heads.per_depth import PerDepthNetwork
 from outrider.models.base import FINAL_HIDDEN
@@ -31,7 +31,7 @@ from outrider.training.model_directory import check_place, write_model
 from outrider.training.objectives.medusa import MedusaObjective
 from outrider.training.objectives.medusa2 import Medusa2Objective
 from outrider.training.small_model import TrainableLlama, llama_config, load_weights
-from outrider.training.train_head import Note, load_target
+from outrider.training.train_head import Note, load_target, read_init
 from outrider.training.train_model import (
     ModelTraining,
     TrainedModel,
@@ -41,6 +41,7 @@ from outrider.training.train_model import (
     model_card,
     open_model_corpus,
 )
+from outrider.training.work_folder import work_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def train_medusa2(asked: ModelTraining, options: Medusa2Options, note: Note) -> 
     loaded = load_target(asked.model, asked.device, asked.dtype)
     corpus = open_model_corpus(asked, loaded, note)
     backbone = _backbone(asked, loaded)
-    heads = _heads(asked, options, loaded, frequent_tokens(corpus, asked.vocabulary, loaded))
+    heads = _heads(asked, options, loaded, frequent_tokens(corpus, asked.vocabulary, loaded), note)
     adapters = Adapters(backbone, options.rank, options.alpha, asked.loop.seed, asked.loop.dtype)
     objective = Medusa2Objective(
         backbone, adapters.to(choose_device(asked.device)), heads, options.weight, options.head_rate
@@ -103,20 +104,21 @@ def train_medusa2(asked: ModelTraining, options: Medusa2Options, note: Note) -> 
     described = {
         **describe(asked, "medusa2", corpus), **own, "init": init, **heads.network.config.model_dump(mode="json")
     }  # fmt: skip
-    progress = Trainer(objective, corpus, asked.loop, asked.upkeep, described, asked.restart).run()
-    before = target_fingerprint(loaded, (FINAL_HIDDEN,)).target
-    card = model_card(asked, corpus, loaded, progress) | {
-        "kind": f"Medusa-2: this is another model than {loaded.name}, which it was trained from",
-        "adapters": "merged into the weights",
-        "changed_from": {"name": loaded.name, "fingerprint": before},
-        "init": None if options.init is None else str(options.init),
-        **own,
-    }
-    size = write_model(asked.output, backbone.config, dict(adapters.merged()), loaded.tokenizer, card)
-    changed = load_target(str(asked.output), asked.device, asked.dtype)
-    after = target_fingerprint(changed, (FINAL_HIDDEN,)).target
-    head = _save_heads(asked, heads.network, after, card)
-    curves = write_curves(asked.output.parent, progress.curves, asked.output.name + ".curves.jsonl")
+    with work_folder(asked.upkeep.folder, asked.output):
+        progress = Trainer(objective, corpus, asked.loop, asked.upkeep, described, asked.restart).run()
+        before = target_fingerprint(loaded, (FINAL_HIDDEN,)).target
+        card = model_card(asked, corpus, loaded, progress) | {
+            "kind": f"Medusa-2: this is another model than {loaded.name}, which it was trained from",
+            "adapters": "merged into the weights",
+            "changed_from": {"name": loaded.name, "fingerprint": before},
+            "init": None if options.init is None else str(options.init),
+            **own,
+        }
+        size = write_model(asked.output, backbone.config, dict(adapters.merged()), loaded.tokenizer, card)
+        changed = load_target(str(asked.output), asked.device, asked.dtype)
+        after = target_fingerprint(changed, (FINAL_HIDDEN,)).target
+        head = _save_heads(asked, heads.network, after, card)
+        curves = write_curves(asked.output.parent, progress.curves, asked.output.name + ".curves.jsonl")
     return TrainedMedusa2(TrainedModel(asked.output, curves, size, progress, card), head, before, after)
 
 
@@ -133,7 +135,9 @@ def _backbone(asked: ModelTraining, loaded: LoadedModel) -> TrainableLlama:
     return backbone.to(choose_device(asked.device)).train()
 
 
-def _heads(asked: ModelTraining, options: Medusa2Options, loaded: LoadedModel, draft_ids: Tensor) -> MedusaObjective:
+def _heads(
+    asked: ModelTraining, options: Medusa2Options, loaded: LoadedModel, draft_ids: Tensor, note: Note
+) -> MedusaObjective:
     """Medusa's objective with new heads, or those of a file."""
     if options.init is None:
         fields = {"steps": options.heads, "draft_vocab_size": len(draft_ids)}
@@ -143,7 +147,7 @@ def _heads(asked: ModelTraining, options: Medusa2Options, loaded: LoadedModel, d
         network = Medusa(config)
         network.draft_ids = draft_ids if len(draft_ids) < loaded.model.vocab_size else None
     else:
-        network = _read_heads(options.init, loaded)
+        network = _read_heads(options, loaded, len(draft_ids), note)
     network.to(choose_device(asked.device)).train().requires_grad_(True)
     objective = MedusaObjective(network, loaded.model, MedusaObjective.Options(), asked.loop.dtype)
     if options.init is None:
@@ -151,13 +155,13 @@ def _heads(asked: ModelTraining, options: Medusa2Options, loaded: LoadedModel, d
     return objective
 
 
-def _read_heads(path: Path, loaded: LoadedModel) -> Medusa:
-    if not path.is_file():
-        raise InvalidOptionError(f"no head file '{path}' to start from; give a file of 'outrider train medusa'")
-    network = load_head(path, "medusa")
-    wanted = (loaded.model.hidden_size, loaded.model.vocab_size)
-    if not isinstance(network, Medusa) or (network.config.hidden_size, network.config.vocab_size) != wanted:
-        raise InvalidOptionError(f"{path} is a head for a model of other sizes than '{loaded.name}'; give one of it")
+def _read_heads(options: Medusa2Options, loaded: LoadedModel, draft_vocab: int, note: Note) -> Medusa:
+    assert options.init is not None
+    network = read_init(options.init, "medusa", loaded)
+    assert isinstance(network, Medusa)  # what the registry makes of a file of that method
+    config = network.config
+    if (config.steps, config.draft_vocab_size) != (options.heads, draft_vocab):
+        note(f"{options.init} keeps its {config.steps} heads and its {config.draft_vocab_size} tokens")
     return network
 
 

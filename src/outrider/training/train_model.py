@@ -33,6 +33,7 @@ from outrider.training.packing import Corpus, open_corpus
 from outrider.training.run_state import LoopSettings, Progress, Upkeep
 from outrider.training.small_model import LlamaConfig, TrainableLlama, llama_config, load_weights, small_config, start
 from outrider.training.train_head import Note, check_target, load_target, tell_corpus
+from outrider.training.work_folder import work_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +139,18 @@ def train_small_model(asked: ModelTraining, options: SmallModelOptions, note: No
         "init": None if options.init is None else digest(module),
         **module.config.model_dump(mode="json"),
     }
-    training = _boosted(asked, options, corpus, earlier, note) if earlier else corpus
-    progress = Trainer(objective, training, asked.loop, asked.upkeep, described, asked.restart).run()
-    card = model_card(asked, training, loaded, progress) | {
-        "kind": "small model, trained by distillation",
-        "sizes": module.config.model_dump(mode="json"),
-        "boosted_against": list(options.boost_against),
-        "boost_weight": options.boost_weight,
-        "init": options.init,
-    }
-    size = write_model(asked.output, module.config, module.state_dict(), loaded.tokenizer, card)
-    curves = write_curves(asked.output.parent, progress.curves, asked.output.name + ".curves.jsonl")
+    with work_folder(asked.upkeep.folder, asked.output):
+        training = _boosted(asked, options, corpus, earlier, note) if earlier else corpus
+        progress = Trainer(objective, training, asked.loop, asked.upkeep, described, asked.restart).run()
+        card = model_card(asked, training, loaded, progress) | {
+            "kind": "small model, trained by distillation",
+            "sizes": module.config.model_dump(mode="json"),
+            "boosted_against": list(options.boost_against),
+            "boost_weight": options.boost_weight,
+            "init": options.init,
+        }
+        size = write_model(asked.output, module.config, module.state_dict(), loaded.tokenizer, card)
+        curves = write_curves(asked.output.parent, progress.curves, asked.output.name + ".curves.jsonl")
     return TrainedModel(asked.output, curves, size, progress, card)
 
 
@@ -163,7 +165,7 @@ def open_model_corpus(asked: ModelTraining, loaded: LoadedModel, note: Note) -> 
     """
     corpus = open_corpus(asked.data, (FINAL_HIDDEN,), asked.row, asked.validation)
     check_target(corpus, loaded, asked.data[0])
-    tell_corpus(corpus, note)
+    tell_corpus(corpus, note, asked.loop.keep_best)
     return corpus
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from outrider.errors import InvalidOptionError, RunError
+from outrider.heads.file import HEAD_FILE
 from outrider.heads.formats.base import Network, TargetFacts
-from outrider.heads.formats.own import HEAD_FILE, OwnFormat
+from outrider.heads.formats.own import OwnFormat
 from outrider.heads.formats.raw import open_raw
 from outrider.heads.formats.registry import AUTO, detect, head_format
 

@@ -9,12 +9,10 @@ import torch
 from safetensors import safe_open
 
 from outrider.errors import ModelFileError
-from outrider.heads.file import CONFIG, load_head, save_head
+from outrider.heads.file import CONFIG, HEAD_FILE, load_head, save_head
 from outrider.heads.formats.base import HeadFormat, Network, TargetFacts, check_target
 from outrider.heads.formats.raw import RawHead
 from outrider.heads.registry import NETWORKS
-
-HEAD_FILE = "head.safetensors"
 
 
 class OwnFormat(HeadFormat):

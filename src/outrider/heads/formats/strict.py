@@ -75,7 +75,9 @@ def check_known(config: Mapping[str, object], known: Collection[str], where: obj
         UnsupportedModelError: naming the field whose value is not computed.
     """
     for key, value in config.items():
-        if key in FIXED and value not in FIXED[key]:
+        # Qwen2's configurations state a window and whether it is used.
+        is_unused = key == "sliding_window" and config.get("use_sliding_window") is False
+        if key in FIXED and value not in FIXED[key] and not is_unused:
             raise UnsupportedModelError(f"{where}: the configuration says {key} = {value!r}, which heads here lack")
     unknown = sorted(set(config) - set(known) - HARMLESS - set(FIXED))
     if unknown:

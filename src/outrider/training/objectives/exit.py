@@ -55,7 +55,7 @@ class ExitObjective(Objective):
         device = next(network.parameters()).device
         self.teacher = Teacher(target, network.draft_ids, dtype or target.dtype, device)
         self._target = target
-        network.bind(self.teacher.rows)
+        network.bind(self.teacher.rows, target.final_soft_cap)
 
     def initialise(self, seed: int) -> None:
         """Set every parameter for the start: the target's plain exit after these blocks."""

@@ -87,7 +87,7 @@ class UnrolledObjective(Objective):
         self.teacher = Teacher(target, network.draft_ids, dtype or target.dtype, device)
         self._target = target
         if network.needs_target_rows:
-            network.bind(self.teacher.rows)
+            network.bind(self.teacher.rows, target.final_soft_cap)
 
     def initialise(self, seed: int) -> None:
         """Set every parameter for the start: the network's own rule, then the norm that the output rows go with."""
