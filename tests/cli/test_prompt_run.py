@@ -172,7 +172,7 @@ def test_prompt_files_that_are_not_utf8(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "p").write_bytes('{"prompt": "café"}'.encode("latin-1"))
     assert run(tmp_path / "p", tmp_path / "out") == 2
     error = capsys.readouterr().err
-    assert "cannot read the prompts" in error
+    assert "line 1 is not UTF-8" in error
     assert error.count("\n") == 1
 
 

@@ -15,11 +15,18 @@ import pytest
 
 from outrider.cli import train
 from outrider.cli.app import run
-from outrider.heads.file import load_head, read_card
+from outrider.config import EngineConfig
+from outrider.engine.loading import load_model
+from outrider.heads.build import new_config
+from outrider.heads.file import load_head, read_card, save_head
+from outrider.heads.registry import network_class
 from outrider.text.toy_tokenizer import toy_tokenizer
 from outrider.text.vocabulary import vocabulary_hash
 from outrider.training.checkpoint import checkpoint_paths
+from outrider.training.loop import Trainer
 from training.synthetic_shards import toy_fingerprint, write_data
+
+pytestmark = pytest.mark.usefixtures("pictures")
 
 SMALL = ("--tokens", "1500", "--row", "32", "--batch-tokens", "64", "--draft-vocab", "40", "--threads", "1")
 
@@ -36,7 +43,12 @@ def arguments(method: str, data: Path, output: Path, *more: str) -> list[str]:
 
 @pytest.mark.parametrize("method", [name.replace("_", "-") for name in train.HEADS])
 def test_every_head_trains_and_drafts(
-    method: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    method: str,
+    data: Path,
+    tmp_path: Path,
+    pictures: list[Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = tmp_path / "head.safetensors"
     asked = arguments(method, data, output, "--validation", "0.1")
@@ -46,6 +58,7 @@ def test_every_head_trains_and_drafts(
     name = method.replace("-", "_")
     assert printed.out.startswith(f"{output}: 15")
     assert "validation: top-1 " in printed.out
+    assert pictures == [tmp_path / "head.png"]
     assert "tok/s" in printed.err
     assert f"--drafter {name}:head={output}" in printed.err
     head, card = load_head(output, name), read_card(output)
@@ -58,19 +71,8 @@ def test_every_head_trains_and_drafts(
     rows = [json.loads(line) for line in (tmp_path / "head.curves.jsonl").read_text().splitlines()]
     assert {row["kind"] for row in rows} == {"training", "validation"}
     assert sorted(tmp_path.glob("*.part")) == []
-    drafting = [
-        "generate",
-        "hello",
-        "--model",
-        "toy",
-        "--raw",
-        "-n",
-        "12",
-        "--drafter",
-        f"{name}:head={output}",
-        "--compare",
-    ]
-    assert run(drafting) == 0
+    drafting = ["generate", "hello", "--model", "toy", "--raw", "-n", "12", "--drafter", f"{name}:head={output}"]
+    assert run([*drafting, "--compare"]) == 0
     assert "identical" in capsys.readouterr().err
 
 
@@ -166,9 +168,75 @@ def test_going_on_from_a_head_keeps_its_vocabulary(
     assert "is a head for --drafter medusa" in refused(capsys, asked, 1)
 
 
-def test_the_best_validation_can_be_kept(data: Path, tmp_path: Path) -> None:
+def test_a_head_to_go_on_from_decides_its_own_shape(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert run(arguments("eagle3", data, first, "--steps", "2", "--tokens", "100")) == 0
+    capsys.readouterr()
+    again = ("--init", str(first), "--tokens", "100", "--draft-vocab", "30")
+    assert run(arguments("eagle3", data, second, *again)) == 0
+    assert f"{first} keeps its draft vocabulary of 40 tokens" in capsys.readouterr().err
+    assert read_card(second)["objective"]["steps"] == load_head(second).config.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_size": 9}, "hidden size 9"),
+        ({"vocab_size": 99}, "vocabulary 99"),
+        ({"tokenizer": "0123"}, "another tokenizer"),
+    ],
+)
+def test_a_head_of_another_target_is_not_gone_on_from(
+    change: dict[str, object], said: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = load_model("toy", EngineConfig(model="toy")).model
+    fields = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "draft_vocab_size": 99, **change}
+    config = new_config("medusa", target).model_copy(update={**fields, "draft_vocab_size": fields["vocab_size"]})
+    save_head(tmp_path / "other", network_class("medusa")(config))
+    asked = arguments("medusa", data, tmp_path / "head", "--init", str(tmp_path / "other"))
+    assert said in refused(capsys, asked)
+
+
+def test_nothing_is_trained_that_could_not_be_stored(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "run", lambda _: pytest.fail("it trained"))
+    (tmp_path / "file").write_text("")
+    assert "cannot write to --output" in refused(capsys, arguments("medusa", data, tmp_path / "file" / "head"))
+    work = ("--work-dir", str(tmp_path / "file" / "work"))
+    assert "cannot write to --work-dir" in refused(capsys, arguments("medusa", data, tmp_path / "head", *work))
+
+
+def test_an_interrupt_says_what_goes_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Trainer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "run", interrupted)
+    asked = arguments("medusa", data, tmp_path / "head")
+    assert run(asked) == 130
+    assert "goes on" not in capsys.readouterr().err  # there is no checkpoint yet
+
+    def interrupted_later(self: Trainer) -> None:
+        self.save()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "run", interrupted_later)
+    assert run([*asked, "--restart"]) == 130
+    assert "the same command without --restart goes on" in capsys.readouterr().err
+
+
+def test_the_best_validation_can_be_kept(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments("medusa", data, tmp_path / "head", "--validation", "0.2", "--keep-best")) == 0
     assert read_card(tmp_path / "head")["validation"]["acceptance"] >= 1.0
+    capsys.readouterr()
+    assert run(arguments("medusa", data, tmp_path / "other", "--validation", "0", "--keep-best")) == 0
+    said = capsys.readouterr()
+    assert "--keep-best has nothing to choose by" in said.err
+    assert "validation:" not in said.out
 
 
 @pytest.mark.parametrize(
@@ -201,6 +269,10 @@ def test_wrong_data_is_refused(data: Path, tmp_path: Path, capsys: pytest.Captur
     write_data(tmp_path / "other", fingerprint=dataclasses.replace(toy_fingerprint(), target="0123", tokenizer="4567"))
     said = refused(capsys, arguments("medusa", tmp_path / "other", output))
     assert "was collected from another target and tokenizer than that of 'toy'" in said
+    deeper = dataclasses.replace(toy_fingerprint(), target="0123", features=(2, 15, 27, "final"))
+    write_data(tmp_path / "deeper", count=4, fingerprint=deeper)
+    said = refused(capsys, arguments("medusa", tmp_path / "deeper", output))
+    assert "was collected from another target than that of 'toy'" in said
     write_data(tmp_path / "few", fingerprint=toy_fingerprint((1, "final")))
     said = refused(capsys, arguments("eagle3", tmp_path / "few", output))
     assert "holds the hidden states 1, final, but 2 is needed" in said

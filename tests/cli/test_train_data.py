@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import typer
 
 from outrider.cli import app as border
 from outrider.cli import engine_factory, train_data
+from outrider.training.collect import Progress
 from outrider.training.shards import describe, open_folder, shard_paths
 
 Run = Callable[..., int]
@@ -40,7 +42,9 @@ def prompts(tmp_path: Path) -> Path:
 def test_collect_export_and_replay(run: Run, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second, answers = tmp_path / "first", tmp_path / "second", tmp_path / "answers.safetensors"
     assert run("collect", prompts, "--model", "toy", "-o", first, "-n", 9, "--repeats", 2) == 0
-    assert f"{first}: 12 answers" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert f"{first}: 12 answers" in said.out
+    assert re.search(r"12 answers to go; all features take 0\.0[1-9] MB at most", said.err)
     assert run("export-answers", first, "-o", answers) == 0
     assert "12 answers, " in capsys.readouterr().out
     assert run("collect", "--answers", answers, "--model", "toy", "-o", second, "--features", "0,final") == 0
@@ -63,6 +67,19 @@ def test_a_rerun_says_that_nothing_is_new(
     assert capsys.readouterr().out.endswith("f: 6 answers (0 tokens new)\n")
     assert run(*arguments[:-1], 5) == 2
     assert "max_new_tokens=4, now it is 5" in capsys.readouterr().err
+
+
+def test_a_log_gets_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(train_data.time, "monotonic", lambda: clock[0])
+    with train_data._Reporter("answers") as reporter:
+        for done in range(301):
+            clock[0] = 1.0 * done
+            reporter.progress(Progress(total=1000, done=500 + done, tokens=20 * done))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("answers")]
+    assert len(lines) == 5
+    assert lines[0] == "answers 560 of 1000, 20 tokens/s, 7:20 left"
+    assert lines[-1] == "answers 800 of 1000, 20 tokens/s, 3:20 left"
 
 
 def test_left_out_prompts_are_said(run: Run, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

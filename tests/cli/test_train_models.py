@@ -18,6 +18,8 @@ from outrider.text.vocabulary import vocabulary_hash
 from training.synthetic_shards import write_data
 from training.tiny_llamas import letters, random_llama, save_llama, target_on_disk, tiny_config, write_features
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 SMALL = ["--hidden", "16", "--layers", "1", "--heads", "2", "--intermediate", "24", "--context", "64"]
 
 

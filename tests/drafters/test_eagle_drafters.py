@@ -207,6 +207,19 @@ def member_sessions(session: Any) -> list[Any]:
     return list(session.members) if hasattr(session, "members") else [session.cheap]
 
 
+@pytest.mark.parametrize("drafter", ["ensemble:(eagle3:random@chain:2)+ngram", "cascade:eagle3:random"])
+def test_the_target_keeps_no_entry_that_a_member_must_see(drafter: str) -> None:
+    """A turn that leaves the text before its end: the head's pairs go on without a gap."""
+    engine = build_engine(drafter, target=TARGET)
+    session = engine.new_session()
+    text = [3, 4, 5, 6, 7, *engine.generate([3, 4, 5, 6, 7], PARAMS, session).tokens]
+    engine.generate([*text[:9], (text[9] + 1) % 12, 2], PARAMS, session)
+    whole = session.drafts[engine.lane(Regime.GREEDY).drafter]
+    heads = [one for one in (*getattr(whole, "members", ()), getattr(whole, "cheap", None)) if one is not None]
+    found = [head for head in heads if isinstance(head, RecurrentHeadSession)]
+    assert [(head.first, head.known) for head in found] == [(0, 10 + PARAMS.max_tokens)]
+
+
 def test_the_law_of_an_ensemble_with_a_head(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     target = ToyModel(2, order=1, sharpness=0.9, seed=10)
     tokenizer = letters_tokenizer(2, with_end=False)

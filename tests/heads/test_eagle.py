@@ -119,7 +119,7 @@ def test_pairs_and_steps_read_what_they_should() -> None:
 
 
 def test_several_features_are_refused() -> None:
-    with pytest.raises(ValueError, match="reads one hidden state, not 2"):
+    with pytest.raises(ValueError, match="at most 1 item"):
         tiny_head("eagle", features=(1, "final"))
 
 

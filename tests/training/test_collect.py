@@ -179,6 +179,14 @@ def test_every_bad_line_of_every_file_is_named(tmp_path: Path) -> None:
     assert f"{second}, line 2, 3 holds nothing to answer" in message
 
 
+def test_lines_of_other_encodings_and_endless_nesting_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "f.jsonl"
+    fine, deep = '{"prompt": "caf\u00e9"}\n', "[" * 100_000
+    file.write_bytes(b"\xef\xbb\xbf" + fine.encode() + fine.encode("latin-1") + f"{deep}\n{fine}".encode())
+    with pytest.raises(UsageError, match=r"line 2 is not UTF-8: .*; line 3 is not JSON: maximum recursion"):
+        read_prompt_files([file])
+
+
 def test_at_most_20_bad_lines_are_named(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text("{\n" * 33)
@@ -300,7 +308,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_shards_stay_below_their_size(tmp_path: Path) -> None:
     long = {"prompt": "word " * 100}
-    run(tmp_path / "f", *[long] * 8, max_new_tokens=150, shard_megabytes=1, temperatures=(1.0,), repeats=2)
+    run(tmp_path / "f", *[long] * 8, max_new_tokens=20, shard_megabytes=1, temperatures=(1.0,), repeats=2)
     sizes = [path.stat().st_size for path in shard_paths(tmp_path / "f")]
     assert len(texts(tmp_path / "f")) == 16
     assert max(sizes) <= 2**20 + 4096

@@ -129,6 +129,18 @@ def test_positions_that_are_not_supervised_have_no_influence() -> None:
             assert torch.equal(a.correct, b.correct)
 
 
+def test_a_soft_capped_targets_rows_are_capped_for_the_exit_too() -> None:
+    target = Counting(vocab_size=SIZE)
+    target.final_soft_cap = 0.5
+    one = objective(target)
+    states = {1: 30.0 * torch.eye(SIZE)}
+    capped = one.network(states)
+    one.network.bind(target.output_rows())
+    plain = one.network(states)
+    torch.testing.assert_close(capped, 0.5 * torch.tanh(plain / 0.5))
+    assert float(plain.detach().abs().max()) > 0.5
+
+
 def test_a_batch_without_labels_gives_a_loss_of_0_with_a_graph() -> None:
     one = objective(Counting(vocab_size=SIZE))
     result = one.evaluate(counting_batch([[[1, 2]], [[3, 4]]]), True, 0.0)

@@ -7,25 +7,29 @@ import json
 import math
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from synthetic_shards import CountingObjective, write_data
+from synthetic_shards import CountingObjective, answer, toy_fingerprint, write_data
 
 from outrider.errors import RunError, UsageError
 from outrider.training import checkpoint as checkpoint_module
 from outrider.training import loop as loop_module
+from outrider.training.align import align
 from outrider.training.batch import Batch
+from outrider.training.batches import BatchReader
 from outrider.training.checkpoint import checkpoint_paths
 from outrider.training.curves import CURVES, read_curves
 from outrider.training.loop import LOG_BATCHES, Trainer
-from outrider.training.objective import BatchResult
+from outrider.training.objective import BatchResult, StepResult
 from outrider.training.optimizer import OptimizerSettings
 from outrider.training.packing import Corpus, open_corpus
 from outrider.training.run_state import LoopSettings, Progress, Report, Upkeep
+from outrider.training.shards import shard_path, write_shard
 
 SETTINGS = LoopSettings(
     tokens=6_000, batch_rows=2, validations=5, optimizer=OptimizerSettings(0.05, warmup=0.1, weight_decay=0.0)
@@ -144,6 +148,8 @@ def test_the_best_validation_can_be_kept(corpus: Corpus, tmp_path: Path) -> None
     run.run()
     kept = run.objective.module.state_dict()["weight"]
     assert torch.equal(kept, weights[1])
+    assert run.progress.validation is not None
+    assert run.progress.validation.acceptance == 0.9  # of the numbers that are kept, not the last ones
     assert not torch.equal(weights[1], weights[4])
     again = trainer(corpus, tmp_path / "work", replace(SETTINGS, keep_best=True))
     again.run()
@@ -208,6 +214,50 @@ def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint(
     assert outcome(tmp_path / "work", again.objective.module) == outcome(
         tmp_path / "other", undisturbed.objective.module
     )
+
+
+def test_validation_never_reads_with_the_background_threads_reader(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its open files are no business of two threads: one would close what the other is about to read."""
+    readers: dict[int, set[int]] = {}
+    real = BatchReader._hidden
+
+    def noted(self: BatchReader, shard: int, name: Any) -> Any:
+        readers.setdefault(id(self), set()).add(threading.get_ident())
+        return real(self, shard, name)
+
+    monkeypatch.setattr(BatchReader, "_hidden", noted)
+    trainer(corpus, tmp_path / "work").run()
+    assert len(readers) == 2
+    assert all(len(threads) == 1 for threads in readers.values())
+
+
+@pytest.mark.parametrize("tokens", [100, 6_000])
+def test_answers_without_a_supervised_position_are_refused(tmp_path: Path, tokens: int) -> None:
+    """Not a head that is as it started, after hours: at the end of the first pass, or of a shorter training."""
+    write_shard(shard_path(tmp_path, 0), [answer(n, [n], 1) for n in range(40)], toy_fingerprint())
+
+    class SecondToken(CountingObjective):
+        def evaluate(self, batch: Batch, is_training: bool, progress: float) -> BatchResult:
+            step = StepResult(torch.zeros(()), align(batch, 0, 2).mask, torch.zeros_like(batch.answers))
+            return BatchResult(step.loss, [step])
+
+    run = trainer(open_corpus([tmp_path], ("final",), 32, 0.0), tmp_path / "work", replace(SETTINGS, tokens=tokens),
+                  SecondToken())  # fmt: skip
+    with pytest.raises(RunError, match="no position is supervised"):
+        run.run()
+    assert run.progress.tokens <= 100
+
+
+def test_what_a_killed_save_left_is_removed(corpus: Corpus, tmp_path: Path) -> None:
+    run = trainer(corpus, tmp_path / "work")
+    run.run()
+    left = tmp_path / "work" / "checkpoint-00000000000007.part"
+    left.write_bytes(b"half")
+    run.save()
+    assert not left.exists()
+    assert trainer(corpus, tmp_path / "work").progress.tokens == run.progress.tokens
 
 
 def test_a_budget_in_seconds(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,18 @@ def test_starts_from_the_target() -> None:
     assert own.features == ("final",)
 
 
+def test_a_soft_capped_targets_rows_are_capped_for_the_heads_too() -> None:
+    target = ToyModel(vocab_size=14)
+    target.final_soft_cap = 0.5
+    network = make(target).network
+    state = 30.0 * torch.randn((5, 8), generator=torch.Generator().manual_seed(1))
+    capped = network.logits(0, state)
+    network.bind(target.output_rows().float())
+    plain = network.logits(0, state)
+    torch.testing.assert_close(capped.double(), 0.5 * torch.tanh(plain.double() / 0.5), atol=1e-5, rtol=1e-5)
+    assert float(plain.abs().max()) > 0.5
+
+
 @pytest.mark.parametrize("options", [{"decay": 0.0}, {"decay": 1.1}, {"loss": "mse"}, {"steps": 3}])
 def test_refused_options(options: dict[str, object]) -> None:
     with pytest.raises(ValidationError):

@@ -10,7 +10,8 @@ import pytest
 import torch
 from synthetic_shards import FEATURES, VOCABULARY, answer, toy_fingerprint, write_data
 
-from outrider.errors import UsageError
+from outrider.errors import RunError, UsageError
+from outrider.training import batches as batches_module
 from outrider.training.batch import Batch
 from outrider.training.batches import BatchReader, Place, Prefetch, real_tokens
 from outrider.training.generate import Answer
@@ -169,6 +170,14 @@ def test_folders_of_different_targets_are_refused(tmp_path: Path) -> None:
         open_corpus([tmp_path / "a", tmp_path / "b"], FEATURES, ROW)
 
 
+def test_open_files_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(tmp_path, count=30, shards=9)
+    monkeypatch.setattr(batches_module, "OPEN_FILES", 2)
+    reader = BatchReader(opened(tmp_path), FEATURES, rows=1)
+    for _ in islice(reader.training(0, Place()), 12):
+        assert len(reader._files) <= 2
+
+
 def test_the_background_thread_hands_over_errors_and_ends(tmp_path: Path) -> None:
     made: list[Answer] = write_data(tmp_path)
     assert made
@@ -180,5 +189,8 @@ def test_the_background_thread_hands_over_errors_and_ends(tmp_path: Path) -> Non
     assert not thread.is_alive()
     for path in tmp_path.iterdir():
         path.unlink()
-    with pytest.raises(FileNotFoundError), Prefetch(BatchReader(reader.corpus, FEATURES, 1).training(0, Place())) as b:
+    with (
+        pytest.raises(RunError, match="any more"),
+        Prefetch(BatchReader(reader.corpus, FEATURES, 1).training(0, Place())) as b,
+    ):
         next(iter(b))

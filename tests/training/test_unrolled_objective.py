@@ -255,6 +255,20 @@ def test_bfloat16_autocast_is_close_to_float32() -> None:
     assert float(half.loss.detach()) == pytest.approx(float(exact.loss.detach()), rel=0.05)
 
 
+@pytest.mark.parametrize("method", ["eagle", "mtp"])
+def test_a_soft_capped_targets_rows_are_capped_for_the_head_too(method: str) -> None:
+    target = ToyModel(vocab_size=16)
+    target.final_soft_cap = 2.0
+    cls, options = OBJECTIVES[method]
+    network = cls(make_network(method, target, DRAFT), target, options).network
+    output = 30.0 * torch.randn((5, 8), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    capped = network.logits(output)
+    network.bind(target.output_rows(DRAFT))
+    plain = network.logits(output)
+    torch.testing.assert_close(capped, 2.0 * torch.tanh(plain / 2.0))
+    assert float(plain.abs().max()) > 2.0
+
+
 def test_initialise_takes_output_rows_and_is_reproducible() -> None:
     objective = make("eagle3")
     objective.initialise(3)

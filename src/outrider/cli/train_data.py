@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,16 @@ from rich.console import Console
 from outrider.cli import engine_factory
 from outrider.cli import options as o
 from outrider.cli.progress import counting_bar
+from outrider.cli.train_table import duration
 from outrider.errors import InvalidOptionError, UsageError
 
 if TYPE_CHECKING:
     from outrider.training.collect import Progress
 
 _ANSWERING, _KEEPING = "Answers", "What is kept"
+
+_LINE_SECONDS = 60.0
+"""Between two lines of a log."""
 
 MaxTokens = Annotated[
     int, typer.Option("--max-new-tokens", "-n", help="Tokens of an answer at most.", rich_help_panel=_ANSWERING)
@@ -135,41 +140,53 @@ def export_answers(
 
 
 class _Reporter:
-    """A bar on stderr from the first report on: texts done, the time left, and tokens a second."""
+    """Texts done, tokens a second and the time left, on stderr: a bar in a terminal, a line a minute in a log."""
 
     def __init__(self, what: str) -> None:
-        self._bar = counting_bar(Console(stderr=True))
-        self._what, self._task = what, self._bar.add_task(what, total=None)
-        self._is_shown = False
+        console = Console(stderr=True)
+        self._bar = counting_bar(console) if console.is_terminal else None
+        self._what = what
+        self._begun: tuple[float, int] | None = None
+        """When the first report came, and what was done by then."""
+        self._said = 0.0
 
     def __enter__(self) -> _Reporter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._is_shown:
+        if self._bar is not None and self._begun is not None:
             self._bar.stop()
 
     def count(self, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` are there."""
-        self._show(done, total, self._what)
+        self._show(done, total, "")
 
     def progress(self, progress: Progress) -> None:
         """Show where a collecting run stands; the first time, how much room it may take too."""
-        if not self._is_shown:
+        if self._begun is None:
             left = progress.total - progress.done
-            typer.echo(
-                f"{left} answers to go; all features take {progress.bytes_at_most / 1e6:.1f} MB at most", err=True
-            )
-        seconds = self._bar.tasks[0].elapsed or 0.0
-        speed = f" {progress.tokens / seconds:.0f} tokens/s" if seconds > 1.0 else ""
-        self._show(progress.done, progress.total - progress.skipped, self._what + speed)
+            room = progress.bytes_at_most / 1e6
+            typer.echo(f"{left} answers to go; all features take {room:.2f} MB at most", err=True)
+        seconds = 0.0 if self._begun is None else time.monotonic() - self._begun[0]
+        speed = f"{progress.tokens / seconds:.0f} tokens/s" if seconds > 1.0 else ""
+        self._show(progress.done, progress.total - progress.skipped, speed)
 
-    def _show(self, done: int, total: int, what: str) -> None:
-        if not self._is_shown:
-            self._bar.start()
-            self._bar.reset(self._task)
-            self._is_shown = True
-        self._bar.update(self._task, description=what, completed=done, total=total)
+    def _show(self, done: int, total: int, speed: str) -> None:
+        now = time.monotonic()
+        if self._begun is None:
+            self._begun, self._said = (now, done), now
+            if self._bar is not None:
+                self._bar.start()
+                self._bar.add_task(self._what)
+        begun, before = self._begun
+        if self._bar is not None:
+            description = f"{self._what} {speed}".rstrip()
+            self._bar.update(self._bar.task_ids[0], description=description, completed=done, total=total)
+        elif now - self._said >= _LINE_SECONDS and done > before:
+            self._said = now
+            left = duration((now - begun) / (done - before) * (total - done))
+            parts = (f"{self._what} {done} of {total}", speed, f"{left} left")
+            typer.echo(", ".join(part for part in parts if part), err=True)
 
 
 @contextmanager

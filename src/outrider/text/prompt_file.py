@@ -6,6 +6,7 @@ messages, answered one after the other, as Spec-Bench has them).
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Mapping
@@ -56,8 +57,8 @@ def read_prompts(path: Path) -> list[PromptRow]:
     """
     try:
         # Not splitlines: JSON strings may hold U+2028 and U+0085 as they are.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+    except OSError as error:
         raise UsageError(f"cannot read the prompts in {path}: {error}") from None
     rows: list[PromptRow] = []
     bad: list[str] = []
@@ -85,9 +86,11 @@ def bad_lines(path: Path, bad: list[str]) -> UsageError:
     )
 
 
-def _parse(line: str) -> PromptRow:
+def _parse(line: bytes) -> PromptRow:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: {error}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
     if isinstance(row, dict):

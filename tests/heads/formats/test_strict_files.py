@@ -156,6 +156,16 @@ EAGLE3: dict[str, tuple[Change, type[OutriderError], str]] = {
 }
 
 
+def test_fields_that_change_nothing_are_not_held_against_a_file(tmp_path: Path) -> None:
+    """Qwen2's window that is not used; what transformers writes beside the fields of a layer."""
+    extra = {"sliding_window": 131072, "use_sliding_window": False, "has_no_defaults_at_init": False, "prefix": None}
+    read(tmp_path / "a", files.eagle3, lambda _, c: c.update(extra))
+    with pytest.raises(UnsupportedModelError, match="sliding_window = 131072"):
+        read(tmp_path / "b", files.eagle3, lambda _, c: c.update(sliding_window=131072, use_sliding_window=None))
+    with pytest.raises(UnsupportedModelError, match="use_sliding_window = True"):
+        read(tmp_path / "c", files.eagle3, lambda _, c: c.update(use_sliding_window=True))
+
+
 @pytest.mark.parametrize("case", EAGLE3)
 def test_eagle3(case: str, tmp_path: Path) -> None:
     change, error, message = EAGLE3[case]
