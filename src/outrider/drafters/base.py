@@ -7,9 +7,9 @@ one sequence; ``propose`` grows a tree with the configured shape, ``observe`` te
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
@@ -22,6 +22,8 @@ from outrider.trees.token_tree import TokenTree
 
 if TYPE_CHECKING:
     from outrider.text.translate import Translator
+
+Built = TypeVar("Built")
 
 
 class DraftOptions(BaseModel):
@@ -185,6 +187,7 @@ class DraftParts:
         members: drafters that this one combines or uses, each with its own shape.
         translator: between the two models' tokens, for drafters whose model has another tokenizer.
         vocabulary_hash: computes what identifies the target's tokenizer, for drafters that read stored token ids.
+        built: what drafters of the same engine built already; use it through ``once``.
     """
 
     target: LanguageModel
@@ -192,6 +195,14 @@ class DraftParts:
     members: tuple[Drafter, ...] = ()
     translator: Translator | None = None
     vocabulary_hash: Callable[[], str] | None = None
+    built: dict[Hashable, Any] = field(default_factory=dict, compare=False)
+
+    def once(self, key: Hashable, build: Callable[[], Built]) -> Built:
+        """``build()``, or what it returned for the same ``key`` before: an engine's regimes share read-only weights."""
+        if key not in self.built:
+            self.built[key] = build()
+        found: Built = self.built[key]
+        return found
 
 
 class Drafter(ABC):

@@ -37,12 +37,16 @@ class RecurrentHeadDrafter(Drafter):
 
     def __init__(self, options: HeadOptions, shape: Shape, parts: DraftParts) -> None:
         super().__init__(options, shape, parts)
-        network = open_head(self.method, options.head, parts)
+        self.target = parts.target
+        self.head = parts.once((self.method, options), lambda: self._open(options))
+        self.hidden = self.head.config.features
+
+    def _open(self, options: HeadOptions) -> CachedHead:
+        network = open_head(self.method, options.head, self.parts)
         if not isinstance(network, RecurrentNetwork):
             raise TypeError(f"{self.method} is not a recurrent head")
-        self.target = parts.target
-        self.hidden = network.config.features
-        self.head = CachedHead(network, compute_dtype(parts.target), parts.target.device)
+        int4 = options.wants_int4(self.target)
+        return CachedHead(network, compute_dtype(self.target), self.target.device, int4)
 
     def new_session(self) -> RecurrentHeadSession:
         return RecurrentHeadSession(self.method, self.head, self.target, self.shape)

@@ -7,7 +7,7 @@ target before it drafts: sizes, hidden states, fingerprint and tokenizer.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -19,6 +19,7 @@ from outrider.heads.build import untrained_head
 from outrider.heads.file import HEAD_FILE, load_head
 from outrider.heads.network import DraftNetwork
 from outrider.models.base import FINAL_HIDDEN, LanguageModel
+from outrider.models.decoder import Decoder
 from outrider.models.fingerprint import fingerprint
 
 AUTO, RANDOM = "auto", "random"
@@ -33,6 +34,15 @@ class HeadOptions(DraftOptions):
     """Options of drafters with a trained head."""
 
     head: HeadOption = AUTO
+    weights: Annotated[
+        Literal["auto", "full", "int4"],
+        Field(description="how the head is held: full, int4 (read faster, rounded), auto: int4 where the target is"),
+    ] = "auto"
+
+    def wants_int4(self, target: LanguageModel) -> bool:
+        """Whether the head's products are rounded to 4-bit groups."""
+        is_int4 = isinstance(target, Decoder) and target.has_int4
+        return self.weights == "int4" or (self.weights == "auto" and is_int4)
 
 
 def open_head(method: str, head: str, parts: DraftParts) -> DraftNetwork[Any]:

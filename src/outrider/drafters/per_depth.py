@@ -40,13 +40,16 @@ class PerDepthDrafter(Drafter):
 
     def __init__(self, options: HeadOptions, shape: Shape, parts: DraftParts) -> None:
         super().__init__(options, shape, parts)
-        network = open_head(self.method, options.head, parts)
-        if not isinstance(network, PerDepthNetwork):
-            raise TypeError(f"{self.method} has no head for each depth")
         self.target = parts.target
         self.dtype = compute_dtype(parts.target)
-        self.network: Network = network
-        pack(network, self.dtype, parts.target.device)
+        self.network = parts.once((self.method, options), lambda: self._open(options))
+
+    def _open(self, options: HeadOptions) -> Network:
+        network = open_head(self.method, options.head, self.parts)
+        if not isinstance(network, PerDepthNetwork):
+            raise TypeError(f"{self.method} has no head for each depth")
+        pack(network, self.dtype, self.target.device, options.wants_int4(self.target))
+        return network
 
     def new_session(self) -> PerDepthSession:
         return PerDepthSession(self, self.shape)

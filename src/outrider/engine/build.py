@@ -6,9 +6,10 @@ work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from outrider.config import AUTO, FALLBACK_DRAFTER, EngineConfig
 from outrider.drafters.base import Drafter, DraftParts
@@ -27,6 +28,8 @@ from outrider.types import ProposalKind, Regime, Topology
 from outrider.verifiers.base import Verifier
 
 MOST_NODES = 4096
+
+Built = dict[Hashable, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,14 @@ def check_exact(
     )
 
 
-def build_lane(config: EngineConfig, plan: PartsPlan, target: LoadedModel, drafts: Sequence[LoadedModel]) -> Lane:
-    """Construct the parts around loaded models; ``drafts`` are given out in the order of the members."""
-    drafter = _build_drafter(plan.draft, target, list(drafts))
+def build_lane(
+    config: EngineConfig, plan: PartsPlan, target: LoadedModel, drafts: Sequence[LoadedModel], built: Built
+) -> Lane:
+    """Construct the parts around loaded models; ``drafts`` are given out in the order of the members.
+
+    ``built`` is shared by the lanes of an engine (``DraftParts.once``).
+    """
+    drafter = _build_drafter(plan.draft, target, list(drafts), built)
     budget = min(MOST_NODES, drafter.tree_size) if config.max_nodes is None else config.max_nodes
     controller = Controller(budget) if config.adaptive and plan.draft.drafter.name != "none" else None
     schedule = Synchronous(target.model, drafter, budget, controller)
@@ -122,9 +130,10 @@ def build_lanes(
     """The lanes that the parts can serve, and for the other regimes why not."""
     lanes: dict[Regime, Lane] = {}
     refusals: dict[Regime, UsageError] = {}
+    built: Built = {}
     for regime in Regime:
         try:
-            lanes[regime] = build_lane(config, plan_parts(config, regime), target, drafts)
+            lanes[regime] = build_lane(config, plan_parts(config, regime), target, drafts, built)
         except UsageError as error:
             refusals[regime] = error
     return lanes, refusals
@@ -217,9 +226,9 @@ def _check_draft_models(draft: DraftPlan, config: EngineConfig) -> None:
         raise InvalidOptionError(f"drafter '{name}' takes no {'more ' if needed else ''}--draft-model; {instead}")
 
 
-def _build_drafter(plan: DraftPlan, target: LoadedModel, drafts: list[LoadedModel]) -> Drafter:
+def _build_drafter(plan: DraftPlan, target: LoadedModel, drafts: list[LoadedModel], built: Built) -> Drafter:
     draft = drafts.pop(0) if plan.drafter.cls.needs_draft_model else None
-    members = tuple(_build_drafter(member, target, drafts) for member in plan.members)
+    members = tuple(_build_drafter(member, target, drafts, built) for member in plan.members)
     translator = None
     if draft is not None and plan.drafter.cls.speaks_target_tokens:
         check_draft_vocabulary(target, draft)
@@ -229,7 +238,7 @@ def _build_drafter(plan: DraftPlan, target: LoadedModel, drafts: list[LoadedMode
     # A merging drafter grows nothing itself: its shape only says what its members were given.
     proposal = ProposalKind.DETERMINISTIC if plan.drafter.cls.merges else plan.proposal
     shape = plan.shape.cls(plan.shape.options, proposal)
-    parts = DraftParts(target.model, model, members, translator, partial(vocabulary_hash, target.tokenizer))
+    parts = DraftParts(target.model, model, members, translator, partial(vocabulary_hash, target.tokenizer), built)
     drafter: Drafter = plan.drafter.cls(plan.drafter.options, shape, parts)
     return drafter
 

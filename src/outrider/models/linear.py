@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.models.checkpoint import GROUP, Int4Weight
 
+_INT4_ROWS = 32  # torch's int4 kernel works on blocks of output rows
 _PACK_ROWS_HINT = 8  # oneDNN picks a blocked layout for this many rows; it serves 1 to 64 rows well
 
 
@@ -93,6 +94,16 @@ class Int8Linear:
             return self.many(rows)
         result = torch._weight_int8pack_mm(rows, self.codes, self.scales)
         return result if self.bias is None else result + self.bias
+
+
+def packed_product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, int4: bool) -> Linear:
+    """A product on a CPU in the form that is fastest for few rows; ``int4`` rounds the weight to 4-bit groups.
+
+    Sizes that the 4-bit kernel does not take stay as they are.
+    """
+    if int4 and dtype is torch.bfloat16 and weight.shape[1] % GROUP == 0 and weight.shape[0] % _INT4_ROWS == 0:
+        return Int4Linear(quantize_int4(weight), bias)
+    return PackedLinear(weight, bias, dtype)
 
 
 def bf16_values(weight: Int4Weight) -> Tensor:
