@@ -163,7 +163,7 @@ def test_ctrl_c_keeps_whole_answers_and_says_how_to_go_on(prompts: Path, tmp_pat
     folder = tmp_path / "f"
     command = [sys.executable, "-c", INTERRUPTED, str(prompts), "--model", "toy", "-o", str(folder)]
     process = subprocess.Popen(
-        [*command, "--repeats", "1000", "-n", "100", "--batch", "2"], stderr=subprocess.PIPE, text=True
+        [*command, "--repeats", "1000", "-n", "1000", "--batch", "2"], stderr=subprocess.PIPE, text=True
     )
     until = time.monotonic() + 60
     while not (folder / "collect.json").exists() and process.poll() is None and time.monotonic() < until:

@@ -15,6 +15,7 @@ from outrider.heads.cached import CachedHead, HeadCache, pack
 from outrider.heads.config import AttentionConfig, Feature
 from outrider.heads.network import RecurrentNetwork
 from outrider.heads.rotary import Rotary
+from outrider.models.linear import Int4Linear, bf16_values, packed_product, quantize_int4
 
 CPU = torch.device("cpu")
 ROWS = 9
@@ -198,3 +199,19 @@ def test_unbound_rows_are_an_error() -> None:
     network.bind(None)
     with pytest.raises(ValueError, match="call bind first"):
         network.logits(torch.zeros((1, 12)))
+
+
+def test_four_bit_products_are_the_rounded_weights_for_few_rows_and_many() -> None:
+    """What ``pack(int4=True)`` multiplies by: 4-bit groups where the sizes allow, the full weight elsewhere."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("the 4-bit kernel needs bfloat16")
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn((64, 96), generator=generator)
+    rows = torch.randn((9, 96), generator=generator).to(torch.bfloat16)
+    expected = rows.float() @ bf16_values(quantize_int4(weight)).float().T
+    made = packed_product(weight, None, torch.bfloat16, int4=True)
+    for count in (1, 4, 9):
+        torch.testing.assert_close(made(rows[:count]).float(), expected[:count], atol=0.25, rtol=0.02)
+    assert isinstance(made, Int4Linear)
+    odd = packed_product(weight[:33], None, torch.bfloat16, int4=True)
+    torch.testing.assert_close(odd(rows).float(), rows.float() @ weight[:33].T, atol=0.25, rtol=0.02)

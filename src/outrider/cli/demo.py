@@ -57,7 +57,7 @@ def demo(
     for each in (engine, plain_engine):
         each.generate(prompt, SamplingParams.parse(max_tokens=min(WARM_UP_TOKENS, max_new_tokens)))
     typer.echo(f"{PROMPT}\n")
-    errors.print(f"-- with speculation ({engine.config.drafter})", style="bold", markup=False)
+    errors.print("-- with speculation", style="bold")
     fast = _stream(engine, prompt, params)
     errors.print("-- the same prompt, plainly", style="bold")
     slow = _stream(plain_engine, prompt, params)
