@@ -47,6 +47,7 @@ class Arm:
     temperature: float = 0.0
     draft_model: str | None = None
     verifier: str | None = None
+    weights: str = "auto"
 
     def engine(self) -> Engine:
         return outrider.load(
@@ -56,6 +57,7 @@ class Arm:
             draft_model=self.draft_model,
             verifier=self.verifier,
             dtype="bfloat16",
+            weights=self.weights,
             adaptive=False,
         )
 
@@ -65,6 +67,8 @@ ARMS = {
     "plain": Arm(),
     "default": Arm("auto"),
     "plain-t1": Arm(temperature=1.0),
+    "plain-bf16": Arm(weights="bf16"),
+    "eagle3-bf16": Arm("eagle3", "best_first:16,preset=eagle2", weights="bf16"),
     "eagle3": Arm("eagle3"),
     "eagle3-tree": Arm("eagle3", "best_first:32,preset=eagle2"),
     "eagle3-chain": Arm("eagle3", "chain:7"),
@@ -205,7 +209,7 @@ def speed_table(rows: list[dict[str, object]]) -> list[str]:
         "|---|" + "---|" * (len(GROUPS) + 2),
     ]
     for name, arm in ARMS.items():
-        base = "plain-t1" if arm.temperature else "plain"
+        base = "plain-t1" if arm.temperature else "plain-bf16" if arm.weights == "bf16" else "plain"
         pairs = [(row, by_key[base, q]) for (a, q), row in by_key.items() if a == name and (base, q) in by_key]
         if not pairs or name == base:
             continue

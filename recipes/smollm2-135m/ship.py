@@ -89,8 +89,8 @@ def row(name: str, file: Path, card: dict[str, Any]) -> str:
     coverage = card.get("draft_vocabulary_coverage")
     covered = f"{coverage:.1%}" if coverage else "all"
     return (
-        f"| `{name}` | {file.stat().st_size / 1e6:.1f} | {card['tokens']:,} | {card['epochs']:.2f} | {card['hours']:.2f} | "
-        f"{covered} | {top1} | {found.get('acceptance', float('nan')):.2f} |"
+        f"| `{name}` | {file.stat().st_size / 1e6:.1f} | {card['tokens']:,} | {card['epochs']:.2f} | "
+        f"{card['hours']:.2f} | {covered} | {top1} | {found.get('acceptance', float('nan')):.2f} |"
     )
 
 
