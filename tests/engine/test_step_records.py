@@ -89,6 +89,8 @@ def test_eos_inside_an_accepted_prefix_counts_what_was_kept() -> None:
     assert result.stats.mean_acceptance_length == 3.0
     assert result.stats.num_accepted_tokens == 3
     assert result.stats.num_accepted_tokens_per_pos == (1, 1, 1)
+    assert result.stats.acceptance_per_pos == tuple(1 / result.stats.num_drafts for _ in range(3))
+    assert result.stats.conditional_acceptance_per_pos == (1 / result.stats.num_drafts, 1.0, 1.0)
 
 
 def test_fold_by_hand() -> None:
@@ -102,6 +104,7 @@ def test_fold_by_hand() -> None:
     stats = fold(records, 10)
     assert (stats.prompt_tokens, stats.output_tokens, stats.num_steps, stats.num_drafts) == (10, 7, 3, 2)
     assert (stats.num_draft_tokens, stats.num_accepted_tokens, stats.num_accepted_tokens_per_pos) == (8, 3, (2, 1))
+    assert stats.conditional_acceptance_per_pos == (2 / stats.num_drafts, 0.5)
     assert stats.mean_acceptance_length == 2.5
     assert stats.draft_acceptance_rate == 3 / 8
     assert stats.prefill_seconds == 1.5

@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from outrider.schedules.sequence import TokenLogprob
     from outrider.text.tokenizer import Tokenizer
 
+_DEPTHS = 5
+"""Depths shown: more would not fit beside another run."""
+
+
+def _shares(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values[:_DEPTHS]) or "-"
+
+
 _ROWS: tuple[tuple[str, Callable[[Stats], str]], ...] = (
     ("output law", lambda s: "LOSSY" if s.lossy else "the target's"),
     ("prompt tokens", lambda s: f"{s.prompt_tokens}"),
@@ -21,6 +29,8 @@ _ROWS: tuple[tuple[str, Callable[[Stats], str]], ...] = (
     ("guesses drafted", lambda s: f"{s.num_draft_tokens}"),
     ("guesses accepted", lambda s: f"{s.num_accepted_tokens}"),
     ("acceptance rate", lambda s: f"{100 * s.draft_acceptance_rate:.1f} %"),
+    ("accepted to depth 1, 2, ...", lambda s: _shares(s.acceptance_per_pos)),
+    ("  of those one shorter", lambda s: _shares(s.conditional_acceptance_per_pos)),
     ("seconds: prefill", lambda s: f"{s.prefill_seconds:.3f}"),
     ("seconds: draft", lambda s: f"{s.draft_seconds:.3f}"),
     ("seconds: target", lambda s: f"{s.target_seconds:.3f}"),

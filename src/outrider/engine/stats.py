@@ -47,9 +47,21 @@ class Stats:
         decoded = self.output_tokens - self.num_first_tokens
         return decoded / self.decode_seconds if decoded > 0 and self.decode_seconds > 0 else 0.0
 
+    @property
+    def acceptance_per_pos(self) -> tuple[float, ...]:
+        """Share of drafting steps in which the first 1, 2, ... guesses of a path were all accepted."""
+        return tuple(count / self.num_drafts for count in self.num_accepted_tokens_per_pos)
+
+    @property
+    def conditional_acceptance_per_pos(self) -> tuple[float, ...]:
+        """Share of the steps that accepted the guesses before it in which the guess at a depth was accepted too."""
+        before = (self.num_drafts, *self.num_accepted_tokens_per_pos)
+        return tuple(count / known for count, known in zip(self.num_accepted_tokens_per_pos, before, strict=False))
+
     def to_dict(self) -> dict[str, object]:
         """Every figure, for JSON."""
-        return {**asdict(self), "decode_seconds": self.decode_seconds, "tokens_per_second": self.tokens_per_second}
+        names = ("decode_seconds", "tokens_per_second", "acceptance_per_pos", "conditional_acceptance_per_pos")
+        return {**asdict(self), **{name: getattr(self, name) for name in names}}
 
 
 def fold(records: Iterable[StepRecord], prompt_tokens: int, lossy: bool = False) -> Stats:
