@@ -68,8 +68,7 @@ def main() -> None:
 
 def table(target: Path, heads: dict[str, str]) -> str:
     lines = [
-        "| file | MB | training tokens | epochs | hours | draft vocabulary (coverage) | held-out top-1 by step | simulated "
-        "acceptance |",
+        "| file | MB | training tokens | epochs | hours | vocabulary covers | held-out top-1 by step | simulated |",
         "|---|---|---|---|---|---|---|---|",
     ]
     cards = [(name, target / file, read_card(target / file)) for name, file in heads.items()]

@@ -15,7 +15,7 @@ from outrider.training import batches as batches_module
 from outrider.training.batch import Batch
 from outrider.training.batches import BatchReader, Place, Prefetch, real_tokens
 from outrider.training.generate import Answer
-from outrider.training.packing import Corpus, Piece, is_validation, open_corpus, pack, plan_epoch
+from outrider.training.packing import Corpus, Piece, is_validation, open_corpus, pack, plan_epoch, shared_beginning
 from outrider.training.shards import shard_path, write_shard
 
 ROW = 32
@@ -194,3 +194,19 @@ def test_the_background_thread_hands_over_errors_and_ends(tmp_path: Path) -> Non
         Prefetch(BatchReader(reader.corpus, FEATURES, 1).training(0, Place())) as b,
     ):
         next(iter(b))
+
+
+def test_whole_texts_supervise_training_prompts_behind_the_template_only(tmp_path: Path) -> None:
+    """``whole_text``: prompts are labels too, but not what every text begins with, and never in validation."""
+    answers = [answer(number, [1, 2, 3, 10 + number, 5], 6) for number in range(8)]
+    write_shard(shard_path(tmp_path, 0), answers, toy_fingerprint())
+    plain = open_corpus([tmp_path], FEATURES, ROW, 0.3)
+    whole = open_corpus([tmp_path], FEATURES, ROW, 0.3, whole_text=True)
+    assert shared_beginning(whole.shards) == 3
+    assert {piece.prompt for piece in plain.training} == {5}
+    assert {piece.prompt for piece in whole.training} == {3}
+    assert whole.validation == plain.validation
+    assert plain.validation
+    batch = BatchReader(whole, FEATURES, rows=1).read(pack(whole.training, ROW)[:1])
+    first = batch.documents[0] == 0
+    assert batch.answers[0][first].tolist() == [False] * 3 + [True] * 8

@@ -277,3 +277,21 @@ def test_initialise_takes_output_rows_and_is_reproducible() -> None:
     assert all(torch.equal(first[name], value) for name, value in objective.module.state_dict().items())
     torch.testing.assert_close(first["lm_head.weight"], TARGET.output_rows(DRAFT))
     assert set(first) == set(objective.network.expected())
+
+
+def test_rows_of_a_prompt_learn_the_best_of_the_draft_vocabulary() -> None:
+    """Where nobody noted the target's best token, the judge takes it from the target's own logits."""
+    from outrider.training.align import align
+    from outrider.training.objectives.judge import Judge
+
+    objective = make("eagle3")
+    batch = random_batch(TARGET, ROWS)
+    batch = replace(batch, best=torch.full_like(batch.best, -1))
+    aligned = [align(batch, 0, 2)]
+    judge = Judge(objective.teacher, "soft_cross_entropy", batch, aligned, True)
+    chosen = judge.chosen(0)
+    assert bool(chosen.any())
+    assert bool((chosen == aligned[0].mask).all())
+    rows = aligned[0].at_teacher(batch.features["final"])[chosen]
+    result = judge.result(0, objective.teacher.logits(rows))
+    assert bool(result.correct[chosen].all())

@@ -44,6 +44,14 @@ Validation = Annotated[
     float,
     typer.Option(help="Share of the requests kept for validation.", min=0.0, max=0.5, rich_help_panel=_DATA),
 ]
+WholeText = Annotated[
+    bool,
+    typer.Option(
+        "--whole-text/--answers",
+        help="Learn from the prompts' text too, or only from what the target wrote.",
+        rich_help_panel=_DATA,
+    ),
+]
 Row = Annotated[
     int, typer.Option(help="Tokens of a packed row; of longer answers the last.", min=16, rich_help_panel=_DATA)
 ]
@@ -132,6 +140,7 @@ def head(  # one line an option; the work is in training/train_head.py
     tokens: Tokens = None,
     minutes: Minutes = None,
     validation: Validation = 0.02,
+    whole_text: WholeText = False,
     row: Row = 512,
     batch_tokens: BatchTokens = 2048,
     draft_vocab: DraftVocab = 8192,
@@ -169,8 +178,8 @@ def head(  # one line an option; the work is in training/train_head.py
     with TrainTable(Console(stderr=True)) as table:
         upkeep = Upkeep(work, checkpoint_seconds=60.0 * checkpoint_minutes, report=table.show)
         asked = HeadTraining(
-            method, model, data, output, loop, upkeep, draft_vocab, steps, row, validation, device, dtype, init,
-            not resume, named_values(set_ or []), command_line(),
+            method, model, data, output, loop, upkeep, draft_vocab, steps, row, validation, whole_text, device, dtype,
+            init, not resume, named_values(set_ or []), command_line(),
         )  # fmt: skip
         with interruptible(table, work, resume):
             trained = train_head(asked, table.note)

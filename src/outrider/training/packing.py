@@ -95,7 +95,12 @@ class Corpus:
 
 
 def open_corpus(
-    folders: Sequence[Path], features: Sequence[Feature], row: int, validation: float = 0.02, seed: int = 0
+    folders: Sequence[Path],
+    features: Sequence[Feature],
+    row: int,
+    validation: float = 0.02,
+    seed: int = 0,
+    whole_text: bool = False,
 ) -> Corpus:
     """Open feature folders of one fingerprint.
 
@@ -104,6 +109,8 @@ def open_corpus(
         row: tokens of a training row.
         validation: share of the requests to keep for validation.
         seed: of the choice of these; which answers are kept depends on their prompts and on this only.
+        whole_text: supervise the prompts of training answers too, behind what all texts begin with (the template's
+            first words): the target's distribution at their rows is known as well, but the target did not write them.
 
     Raises:
         UsageError: when folders differ, lack a hidden state, or hold no token that the target wrote.
@@ -119,6 +126,7 @@ def open_corpus(
         )
     training: list[Piece] = []
     kept: list[Piece] = []
+    template = shared_beginning(shards) if whole_text else 0
     cut = unanswered = 0
     for number, shard in enumerate(shards):
         for answer, prompt in enumerate(shard.prompts):
@@ -128,12 +136,23 @@ def open_corpus(
                 continue
             over = max(0, stop - start - row)
             cut += over > 0
-            piece = Piece(number, start + over, stop, max(0, prompt - over))
             is_kept = is_validation(shard.tokens[start : start + prompt], validation, seed)
-            (kept if is_kept else training).append(piece)
+            given = min(prompt, template) if whole_text and not is_kept else prompt
+            (kept if is_kept else training).append(Piece(number, start + over, stop, max(0, given - over)))
     if not training:
         raise UsageError(f"{folders[0]} holds no token that the target wrote, so there is nothing to learn from")
     return Corpus(fingerprint, shards, training, kept, row, cut, unanswered)
+
+
+def shared_beginning(shards: Sequence[Shard]) -> int:
+    """Tokens that all texts begin with."""
+    texts = [shard.tokens[shard.span(answer)] for shard in shards for answer in range(len(shard))]
+    shared = texts[0]
+    for text in texts:
+        size = min(len(shared), len(text))
+        differs = torch.nonzero(shared[:size] != text[:size])
+        shared = shared[: int(differs[0]) if len(differs) else size]
+    return len(shared)
 
 
 def is_validation(prompt: Tensor, share: float, seed: int = 0) -> bool:

@@ -24,7 +24,7 @@ from outrider.drafters.head_options import check_head
 from outrider.engine.loading import TOYS, LoadedModel, choose_device, choose_dtype, load_model
 from outrider.errors import InvalidOptionError, UsageError
 from outrider.heads.file import load_head, save_head
-from outrider.heads.network import DraftNetwork
+from outrider.heads.network import DraftNetwork, RecurrentNetwork
 from outrider.heads.registry import network_class
 from outrider.models.base import FINAL_HIDDEN
 from outrider.sampling.params import usage_error
@@ -56,6 +56,7 @@ class HeadTraining:
         steps: unrolled steps or heads; ``None`` for the method's default.
         row: tokens of a packed row.
         validation: share of the requests kept for validation.
+        whole_text: whether prompts are supervised too, see ``open_corpus``.
         device, dtype: as ``EngineConfig``.
         init: head file to go on from, as a new training.
         restart: forget the checkpoints of ``upkeep.folder``.
@@ -73,6 +74,7 @@ class HeadTraining:
     steps: int | None = None
     row: int = 512
     validation: float = 0.02
+    whole_text: bool = False
     device: str = "auto"
     dtype: str = "auto"
     init: Path | None = None
@@ -113,10 +115,11 @@ def train_head(asked: HeadTraining, note: Note) -> Trained:
     options, fields = split_options(asked.method, asked.options, asked.steps)
     loaded = load_target(asked.model, asked.device, asked.dtype)
     start = _starting_head(asked, loaded, fields, note)
-    if asked.init is not None and "steps" in type(options).model_fields:
+    is_unrolled = isinstance(start, RecurrentNetwork)
+    if asked.init is not None and "steps" in type(options).model_fields and not (is_unrolled and asked.steps):
         options = options.model_copy(update={"steps": start.config.steps})
     needed = tuple(dict.fromkeys((*start.config.features, FINAL_HIDDEN)))
-    corpus = open_corpus(asked.data, needed, asked.row, asked.validation)
+    corpus = open_corpus(asked.data, needed, asked.row, asked.validation, whole_text=asked.whole_text)
     check_target(corpus, loaded, asked.data[0])
     tell_corpus(corpus, note, asked.loop.keep_best)
     network = _network(asked, start, corpus, loaded)
@@ -239,6 +242,7 @@ def _described(asked: HeadTraining, corpus: Corpus, network: DraftNetwork[Any], 
     """What decides the result beside the loop's settings, by the names that the user knows."""
     init = None if asked.init is None else hashlib.sha256(asked.init.read_bytes()).hexdigest()[:24]
     own = {"method": asked.method, "data": corpus.identity(), "init": init, "row": asked.row}
+    own |= {"whole_text": True} if asked.whole_text else {}
     return {**own, "validation": asked.validation, **options.model_dump(), **network.config.model_dump(mode="json")}
 
 

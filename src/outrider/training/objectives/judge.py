@@ -46,6 +46,7 @@ class Judge:
         self._place = wanted.cumsum(0) - 1
         self._logits = teacher.logits(batch.features[FINAL_HIDDEN].flatten(0, 1)[wanted])
         self._probabilities = self._logits[:0] if self._is_hard else torch.softmax(self._logits, dim=-1)
+        self._best = self._known_best(wanted)
 
     def chosen(self, step: int) -> Tensor:
         """bool [B, T], where the step's logits are wanted."""
@@ -61,7 +62,7 @@ class Judge:
         correct = torch.zeros_like(one.mask)
         # max, not argmax: four times as fast in bfloat16
         guesses = self._teacher.ids[logits.detach().max(dim=-1).indices]
-        correct[chosen] = guesses == one.at_teacher(self._batch.best)[chosen]
+        correct[chosen] = guesses == one.at_teacher(self._best)[chosen]
         kept = float("nan") if self._is_training else self._overlap(logits.detach(), at)
         return StepResult(self.mean(step, losses), one.mask, correct, kept)
 
@@ -77,7 +78,16 @@ class Judge:
 
     def _index(self, one: Aligned) -> Tensor:
         """Draft index [B, T] of the token that the loss looks at; -1 where it cannot be guessed."""
-        return self._teacher.draft_index(one.labels if self._is_hard else one.at_teacher(self._batch.best))
+        return self._teacher.draft_index(one.labels if self._is_hard else one.at_teacher(self._best))
+
+    def _known_best(self, wanted: Tensor) -> Tensor:
+        """``Batch.best``; at rows of a prompt, where nobody looked, the best of the draft vocabulary."""
+        best = self._batch.best.flatten()
+        unknown = wanted & (best < 0)
+        if bool(unknown.any()):
+            best = best.clone()
+            best[unknown] = self._teacher.ids[self._logits[self._place[unknown]].max(dim=-1).indices]
+        return best.view_as(self._batch.best)
 
     def _overlap(self, logits: Tensor, at: Tensor) -> float:
         """Sum of sum min(p, q), p being the target's true probabilities: what it gives to other tokens is lost."""
