@@ -63,5 +63,6 @@ def test_every_shipped_head_has_a_floor_and_is_small() -> None:
     assert set(shipped_models()) <= named
 
 
-def test_auto_is_the_shipped_head(int4_engine: Engine) -> None:
-    assert int4_engine.with_parts(drafter="auto").config.drafter == "eagle3"
+def test_auto_is_what_the_index_says(int4_engine: Engine) -> None:
+    index = json.loads((DATA / "heads" / "index.json").read_text())
+    assert [int4_engine.with_parts(drafter="auto").config.drafter] == [entry["default"] for entry in index.values()]
