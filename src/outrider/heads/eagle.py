@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.heads.config import AttentionConfig, Feature, HeadConfig
-from outrider.heads.network import Attend, Mlp, RecurrentNetwork, RMSNorm, SelfAttention, normal_
+from outrider.heads.network import Attend, Mlp, RecurrentNetwork, RMSNorm, SelfAttention, start_plainly
 from outrider.heads.spec import HeadSpec, Input, TensorSpec
 
 
@@ -106,11 +106,4 @@ class Eagle(RecurrentNetwork):
 
     def initialise(self, seed: int) -> None:
         """Norms 1, biases 0, products normal with standard deviation 0.02."""
-        generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if name.endswith(".bias"):
-                nn.init.zeros_(parameter)
-            elif parameter.dim() == 1:
-                nn.init.ones_(parameter)
-            else:
-                normal_(parameter, generator)
+        start_plainly(self, seed)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.heads.config import AttentionConfig, Feature, HeadConfig
-from outrider.heads.network import Attend, Mlp, RecurrentNetwork, RMSNorm, SelfAttention, normal_
+from outrider.heads.network import Attend, Mlp, RecurrentNetwork, RMSNorm, SelfAttention, start_plainly
 from outrider.heads.spec import HeadSpec, Input, TensorSpec
 
 
@@ -134,12 +134,7 @@ class Eagle3(RecurrentNetwork):
         Training from there was ahead of a plain normal start after 80,000 tokens (docs/log.md). The objective copies
         the target's rows into ``lm_head``.
         """
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in self.parameters():
-            if parameter.dim() == 1:
-                nn.init.ones_(parameter)
-            else:
-                normal_(parameter, generator)
+        start_plainly(self, seed)
         size = self.config.hidden_size
         with torch.no_grad():
             for quiet in (self.midlayer.self_attn.o_proj, self.midlayer.mlp.down_proj, self.fc):

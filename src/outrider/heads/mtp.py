@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.heads.config import AttentionConfig, Feature, HeadConfig
-from outrider.heads.network import Attend, Mlp, RecurrentNetwork, RMSNorm, SelfAttention, copy_, normal_
+from outrider.heads.network import Attend, Mlp, RecurrentNetwork, RMSNorm, SelfAttention, copy_, start_plainly
 from outrider.heads.spec import HeadSpec, Input, TensorSpec
 
 
@@ -95,12 +95,7 @@ class Mtp(RecurrentNetwork):
 
     def initialise(self, seed: int) -> None:
         """Norms 1, products normal with standard deviation 0.02."""
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in self.parameters():
-            if parameter.dim() == 1:
-                nn.init.ones_(parameter)
-            else:
-                normal_(parameter, generator)
+        start_plainly(self, seed)
 
     def adopt_final_norm(self, weight: Tensor) -> None:
         layer = self.mtp_layers[0]

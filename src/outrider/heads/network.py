@@ -172,3 +172,15 @@ def normal_(tensor: Tensor, generator: torch.Generator, std: float = 0.02) -> No
     """Fill with normal draws of ``generator``, whatever device the tensor is on."""
     with torch.no_grad():
         tensor.copy_(torch.randn(tensor.shape, generator=generator) * std)
+
+
+def start_plainly(module: nn.Module, seed: int) -> None:
+    """Norms 1, biases 0, products normal with standard deviation 0.02, from a generator of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if name.endswith(".bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.dim() == 1:
+            nn.init.ones_(parameter)
+        else:
+            normal_(parameter, generator)
