@@ -59,7 +59,7 @@ def test_a_full_disk_leaves_the_old_ones_whole(tmp_path: Path, monkeypatch: pyte
         Path(tmp_path / "checkpoint-00000000000002.part").write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(module if where == "save_file" else module.os, where, full)
+    monkeypatch.setattr(module if where == "save_file" else os, where, full)
     with pytest.raises(RunError, match=r"No space left on device; make room"):
         save_checkpoint(tmp_path, made(2))
     assert names(tmp_path) == ["checkpoint-00000000000001.safetensors"]

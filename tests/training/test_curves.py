@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import RunError, UsageError
-from outrider.training import curves as module
 from outrider.training.curves import draw_curves, read_curves, write_curves
 
 ROWS = [
@@ -40,7 +39,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(module.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(RunError, match="No space left"):
         write_curves(tmp_path, ROWS)
     assert read_curves(tmp_path / "curves.jsonl") == ROWS[:1]

@@ -145,7 +145,7 @@ def test_a_half_written_file_never_has_a_shards_name(tmp_path: Path, monkeypatch
         seen.append([path.name for path in tmp_path.iterdir()])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("outrider.training.shards.os.replace", dying)
+    monkeypatch.setattr("os.replace", dying)
     with pytest.raises(RunError, match="No space left"):
         write_shard(shard_path(tmp_path, 0), some_answers(), KEY)
     assert seen == [["features-00000.part"]]

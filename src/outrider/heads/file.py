@@ -8,7 +8,6 @@ tensor is an error that names it. Other projects' files are read by ``heads/form
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.errors import ModelFileError, RunError
+from outrider.errors import ModelFileError
 from outrider.heads.config import HeadConfig
 from outrider.heads.network import DraftNetwork
 from outrider.heads.registry import network_class
+from outrider.models.whole_file import whole_file
 
 CONFIG, CARD = "outrider.head", "outrider.card"
 MAP = "d2t"
@@ -116,14 +116,9 @@ def save_head(
     if network.draft_ids is not None:
         tensors[MAP] = draft_offsets(network.draft_ids.cpu())
     metadata = {CONFIG: network.config.model_dump_json(), CARD: json.dumps(dict(card or {}))}
-    part = path.with_name(path.name + ".part")
-    try:
+    with whole_file(path, "make room or choose another place") as part:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, part, metadata=metadata)
-        os.replace(part, path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error}; make room or choose another place") from None
 
 
 def load_head(path: Path, method: str | None = None) -> Network:

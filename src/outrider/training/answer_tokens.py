@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.errors import RunError, UsageError
+from outrider.errors import UsageError
+from outrider.models.whole_file import whole_file
 from outrider.training.generate import Request
 from outrider.training.replay import Recorded
 from outrider.training.shards import Fingerprint, open_folder
@@ -63,13 +63,8 @@ def export_answers(folders: Sequence[Path], output: Path) -> tuple[int, int]:
         "finished": torch.tensor(finished),
     }
     metadata = {ANSWERS: json.dumps({name: getattr(key, name) for name in _CHECKED})}
-    part = output.with_name(output.name + ".part")
-    try:
+    with whole_file(output, "make room and run it again") as part:
         save_file(tensors, part, metadata=metadata)
-        os.replace(part, output)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise RunError(f"cannot write {output}: {error}; make room and run it again") from None
     return len(rows), len(tokens)
 
 

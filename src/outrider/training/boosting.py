@@ -8,7 +8,6 @@ one learns from. Together, as an ``ensemble``, the models then guess what each a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.errors import RunError, UsageError
+from outrider.errors import UsageError
 from outrider.models.base import LanguageModel, Segment
+from outrider.models.whole_file import whole_file
 from outrider.training.packing import Corpus, Piece
 
 Progress = Callable[[int, int], None]
@@ -92,14 +92,9 @@ def write_agreements(path: Path, agreement: Tensor, identity: str) -> None:
     Raises:
         RunError: when they cannot be stored.
     """
-    part = path.with_suffix(".part")
-    try:
+    with whole_file(path, "make room or choose another --work-dir") as part:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file({"agreement": agreement}, part, metadata={_IDENTITY: identity})
-        os.replace(part, path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error}; make room or choose another --work-dir") from None
 
 
 def _groups(pieces: Sequence[Piece]) -> list[list[Piece]]:

@@ -9,7 +9,6 @@ ever unpickled.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.errors import RunError, UsageError
+from outrider.models.whole_file import whole_file
 
 STATE = "outrider.training"
 KEPT = 2
@@ -62,22 +62,13 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         RunError: when it cannot be stored; the checkpoints that were there stay.
     """
     path = folder / f"checkpoint-{checkpoint.tokens:014d}.safetensors"
-    part = path.with_suffix(".part")
     text = json.dumps({"settings": checkpoint.settings, "tokens": checkpoint.tokens, "state": checkpoint.state})
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    try:
+    advice = "make room and run the same command again: it goes on from the one before"
+    with whole_file(path, advice, is_synced=True, what="the checkpoint ") as part:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_parts(folder)  # a run that was killed while it wrote left one
         save_file(tensors, part, metadata={STATE: text})
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())  # else a power cut could leave the new name with nothing behind it
-        os.replace(part, path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise RunError(
-            f"cannot write the checkpoint {path}: {error}; make room and run the same command again: it goes on from "
-            "the one before"
-        ) from None
     for old in checkpoint_paths(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
     return path

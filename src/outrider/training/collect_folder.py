@@ -7,7 +7,6 @@ name. What was done is read from the shards themselves. Held by one process at a
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import IO
 
 from outrider.errors import RunError, UsageError
+from outrider.models.whole_file import whole_file
 from outrider.training.generate import Answer
 from outrider.training.shards import Fingerprint, Shard, open_folder, shard_path, shard_paths, write_shard
 
@@ -136,13 +136,8 @@ class CollectFolder:
 
 
 def _write(path: Path, settings: Mapping[str, object]) -> None:
-    part = path.with_suffix(".part")
-    try:
+    with whole_file(path, "make room and run it again") as part:
         part.write_text(json.dumps(settings, indent=2) + "\n")
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error.strerror or error}; make room and run it again") from None
 
 
 def hold(lock: IO[str], output: Path, option: str = "--output") -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import RunError, UsageError
+from outrider.models.whole_file import whole_file
 
 CURVES = "curves.jsonl"
 
@@ -21,14 +21,9 @@ def write_curves(folder: Path, rows: Sequence[dict[str, Any]], name: str = CURVE
         RunError: when it cannot be stored.
     """
     path = folder / name
-    part = path.with_name(name + ".part")
-    try:
+    with whole_file(path, "make room and run the same command again") as part:
         folder.mkdir(parents=True, exist_ok=True)
         part.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error}; make room and run the same command again") from None
     return path
 
 
@@ -79,13 +74,8 @@ def draw_curves(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
         if axes.lines:
             axes.legend(fontsize="small")
     figure.suptitle(title)
-    part_path = path.with_name(path.name + ".part")
-    try:
-        figure.savefig(part_path, dpi=110, format="png")
-        os.replace(part_path, path)
-    except OSError as error:
-        part_path.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error}; make room or choose another place") from None
+    with whole_file(path, "make room or choose another place") as picture:
+        figure.savefig(picture, dpi=110, format="png")
 
 
 def _draw(axes: Any, rows: Sequence[dict[str, Any]], name: str, style: str, label: str) -> None:

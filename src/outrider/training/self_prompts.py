@@ -17,6 +17,7 @@ from pathlib import Path
 
 from outrider.engine.loading import LoadedModel
 from outrider.errors import InvalidOptionError, RunError, UsageError
+from outrider.models.whole_file import whole_file
 from outrider.text.tokenizer import Tokenizer
 from outrider.training.collect import target_fingerprint
 from outrider.training.collect_folder import hold
@@ -191,10 +192,5 @@ def _settings(loaded: LoadedModel, options: SelfPromptOptions) -> dict[str, obje
 
 
 def _replace(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
+    with whole_file(path, "make room and run it again") as part:
         part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error.strerror or error}; make room and run it again") from None

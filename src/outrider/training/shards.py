@@ -10,7 +10,6 @@ its name counts up, and a run that was killed goes on behind the last one.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.errors import RunError, UsageError
+from outrider.errors import UsageError
+from outrider.models.whole_file import whole_file
 from outrider.training.generate import Answer, Feature
 
 FINGERPRINT = "outrider.features"
@@ -114,15 +114,8 @@ def write_shard(path: Path, answers: Sequence[Answer], fingerprint: Fingerprint)
     dtype = getattr(torch, fingerprint.dtype)
     for name in fingerprint.features:
         tensors[f"hidden.{name}"] = torch.cat([a.features[name] for a in answers]).to(dtype)
-    part = path.with_suffix(".part")
-    try:
+    with whole_file(path, "make room and run the same command again", is_synced=True) as part:
         save_file(tensors, part, metadata={FINGERPRINT: fingerprint.to_json()})
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error}; make room and run the same command again") from None
 
 
 def read_fingerprint(path: Path) -> Fingerprint:
