@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -286,3 +287,13 @@ def test_the_simulated_chain_is_what_drafting_accepts(tiny: Decoder) -> None:
         path = tree.tokens[1:]
         found = next((i for i in range(3) if path[i] != text[start + 1 + i]), 3)
         assert found == run
+
+
+def test_rows_of_a_prompt_are_learnt_where_nobody_noted_the_best_token() -> None:
+    """``--whole-text`` supervises prompts, whose best tokens feature files do not hold: they have a loss all the same."""
+    one = objective(Counting(vocab_size=SIZE), steps=1)
+    unknown = replace(COUNTING, best=torch.full_like(COUNTING.best, -1))
+    known, found = (one.evaluate(batch, True, 0.0) for batch in (COUNTING, unknown))
+    assert float(known.loss.detach()) > 0.0
+    assert float(found.loss.detach()) == pytest.approx(float(known.loss.detach()))
+    assert torch.equal(found.steps[0].correct, known.steps[0].correct)

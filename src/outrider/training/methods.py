@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -19,7 +19,7 @@ from outrider.heads.network import DraftNetwork
 from outrider.heads.registry import network_class
 from outrider.models.base import LanguageModel
 from outrider.sampling.params import usage_error
-from outrider.training.objective import Objective
+from outrider.training.objectives.head import HeadObjective
 
 METHODS = {
     "medusa": "outrider.training.objectives.medusa:MedusaObjective",
@@ -34,22 +34,7 @@ _FIXED = frozenset({"method", "hidden_size", "vocab_size", "draft_vocab_size", "
 """Fields of a head's configuration that follow from the target, or have an option of their own."""
 
 
-class HeadObjective(Protocol):
-    """The class of an objective for a head."""
-
-    Options: ClassVar[type[BaseModel]]
-
-    def __call__(self, network: DraftNetwork[Any], target: LanguageModel, options: BaseModel) -> TrainableHead: ...
-
-
-class TrainableHead(Protocol):
-    """An objective that can start its network."""
-
-    def initialise(self, seed: int) -> None:
-        """Set every parameter for the start of training."""
-
-
-def objective_class(method: str) -> HeadObjective:
+def objective_class(method: str) -> type[HeadObjective[Any, Any]]:
     """The objective's class.
 
     Raises:
@@ -58,17 +43,13 @@ def objective_class(method: str) -> HeadObjective:
     if method not in METHODS:
         raise UnknownNameError("training method", method, METHODS)
     module, _, attribute = METHODS[method].partition(":")
-    return cast("HeadObjective", getattr(importlib.import_module(module), attribute))
+    found: type[HeadObjective[Any, Any]] = getattr(importlib.import_module(module), attribute)
+    return found
 
 
-def start_objective(objective: Objective, seed: int) -> None:
-    """Give the objective's network the numbers that training starts from."""
-    cast("TrainableHead", objective).initialise(seed)
-
-
-def make_objective(network: DraftNetwork[Any], target: LanguageModel, options: BaseModel) -> Objective:
+def make_objective(network: DraftNetwork[Any], target: LanguageModel, options: BaseModel) -> HeadObjective[Any, Any]:
     """The objective of the network's method."""
-    return cast("Objective", objective_class(network.spec.method)(network, target, options))
+    return objective_class(network.spec.method)(network, target, options)
 
 
 def split_options(method: str, given: Mapping[str, str], steps: int | None) -> tuple[BaseModel, dict[str, Any]]:

@@ -34,7 +34,7 @@ from outrider.training.collect import target_fingerprint
 from outrider.training.curves import write_curves
 from outrider.training.draft_vocabulary import LEAST_COVERAGE, choose_draft_ids, coverage
 from outrider.training.loop import Trainer
-from outrider.training.methods import head_config, make_objective, split_options, start_objective
+from outrider.training.methods import head_config, make_objective, split_options
 from outrider.training.packing import Corpus, open_corpus
 from outrider.training.run_state import LoopSettings, Progress, Upkeep
 from outrider.training.work_folder import work_folder
@@ -132,7 +132,7 @@ def train_head(asked: HeadTraining, note: Note) -> Trained:
     network.to(choose_device(asked.device)).train().requires_grad_(True)
     objective = make_objective(network, loaded.model, options)
     if asked.init is None:
-        start_objective(objective, asked.loop.seed)
+        objective.initialise(asked.loop.seed)
     map_ = {} if network.draft_ids is None else {DRAFT_IDS: network.draft_ids}
     described = _described(asked, corpus, network, options)
     with work_folder(asked.upkeep.folder, asked.output):

@@ -30,6 +30,7 @@ from outrider.training.methods import head_config
 from outrider.training.model_directory import check_place, write_model
 from outrider.training.objectives.medusa import MedusaObjective
 from outrider.training.objectives.medusa2 import Medusa2Objective
+from outrider.training.objectives.per_depth import PerDepthOptions
 from outrider.training.small_model import TrainableLlama, llama_config, load_weights
 from outrider.training.train_head import Note, load_target, read_init
 from outrider.training.train_model import (
@@ -149,7 +150,7 @@ def _heads(
     else:
         network = _read_heads(options, loaded, len(draft_ids), note)
     network.to(choose_device(asked.device)).train().requires_grad_(True)
-    objective = MedusaObjective(network, loaded.model, MedusaObjective.Options(), asked.loop.dtype)
+    objective = MedusaObjective(network, loaded.model, PerDepthOptions(), asked.loop.dtype)
     if options.init is None:
         objective.initialise(asked.loop.seed)
     return objective

@@ -15,14 +15,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from outrider.heads.build import start_network
 from outrider.heads.exit import EarlyExit
 from outrider.models.base import FINAL_HIDDEN, LanguageModel
 from outrider.training.align import align
 from outrider.training.batch import Batch
-from outrider.training.losses import LOSSES, Lesson, LossName, chunked, overlap
-from outrider.training.objective import BatchResult, Objective, StepResult
-from outrider.training.teacher import Teacher
+from outrider.training.losses import LossName
+from outrider.training.objective import BatchResult, StepResult
+from outrider.training.objectives.head import HeadObjective
+from outrider.training.objectives.judge import Judge
 
 
 class ExitOptions(BaseModel):
@@ -34,54 +34,27 @@ class ExitOptions(BaseModel):
     loss: LossName = Field("soft_cross_entropy", description="loss on the draft vocabulary")
 
 
-class ExitObjective(Objective):
-    """An early exit in training.
+class ExitObjective(HeadObjective[EarlyExit, ExitOptions]):
+    """An early exit in training, see ``HeadObjective``; it starts as the target's plain exit after these blocks."""
 
-    Args:
-        network: its ``draft_ids`` set; bound to the target's output rows here.
-        target: gives frozen output rows and the final norm to start from, nothing else.
-        dtype: of the rows; the target's by default. Under autocast they should be in its dtype.
-    """
-
-    Options: ClassVar[type[ExitOptions]] = ExitOptions
+    Options: ClassVar[type[BaseModel]] = ExitOptions
 
     def __init__(
         self, network: EarlyExit, target: LanguageModel, options: ExitOptions, dtype: torch.dtype | None = None
     ) -> None:
-        self.method = network.spec.method
-        self.module = self.network = network
-        self.options = options
+        super().__init__(network, target, options, dtype)
         self.features = (network.block, FINAL_HIDDEN)
-        device = next(network.parameters()).device
-        self.teacher = Teacher(target, network.draft_ids, dtype or target.dtype, device)
-        self._target = target
-        network.bind(self.teacher.rows, target.final_soft_cap)
-
-    def initialise(self, seed: int) -> None:
-        """Set every parameter for the start: the target's plain exit after these blocks."""
-        start_network(self.network, self._target, seed)
 
     def evaluate(self, batch: Batch, is_training: bool, progress: float) -> BatchResult:
         one = align(batch, 0, self.network.spec.first_label)
-        best = one.at_teacher(batch.best)
-        is_hard = self.options.loss == "hard_cross_entropy"
-        index = self.teacher.draft_index(one.labels if is_hard else best)
-        in_loss = one.mask & (index >= 0)
-        # outside the draft vocabulary there is nothing to learn, but evaluation asks for the overlap there as well
-        chosen = in_loss if is_training else one.mask
+        judge = Judge(self.teacher, self.options.loss, batch, [one], is_training)
+        chosen = judge.chosen(0)
         logits = self.network({self.network.block: self._states(batch, chosen)})
-        target_logits = self.teacher.logits(one.at_teacher(batch.features[FINAL_HIDDEN])[chosen])
-        lesson = Lesson(torch.softmax(target_logits, dim=-1), index[chosen])
-        rows = torch.arange(len(logits), device=logits.device)
-        loss = _mean(chunked(LOSSES[self.options.loss], logits, lesson, rows), in_loss[chosen])
-        correct = torch.zeros_like(one.mask)
-        # max, not argmax: four times as fast in bfloat16
-        correct[chosen] = self.teacher.ids[logits.detach().max(dim=-1).indices] == best[chosen]
+        loss, correct = judge.loss(0, logits), judge.correct(0, logits)
         overlaps = None
         if not is_training:
-            true = self.teacher.true_probabilities(target_logits, one.at_teacher(batch.log_sum)[chosen])
             overlaps = torch.zeros(one.mask.shape, device=one.mask.device)
-            overlaps[chosen] = overlap(logits.detach(), true).float()
+            overlaps[chosen] = judge.overlaps(0, logits).float()
         return BatchResult(loss, [self._at(batch, step, loss, correct, overlaps) for step in range(self.options.steps)])
 
     def _states(self, batch: Batch, chosen: Tensor) -> Tensor:
@@ -93,8 +66,3 @@ class ExitObjective(Objective):
         one = align(batch, step, self.network.spec.first_label)
         kept = float("nan") if overlaps is None else float(one.at_teacher(overlaps)[one.mask].sum())
         return StepResult(loss if step == 0 else loss.detach(), one.mask, one.at_teacher(correct) & one.mask, kept)
-
-
-def _mean(losses: Tensor, kept: Tensor) -> Tensor:
-    """Mean of the kept ones, 0 with a graph when there are none."""
-    return torch.where(kept, losses, 0.0).sum() / kept.sum().clamp_min(1)

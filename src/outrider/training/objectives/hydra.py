@@ -11,7 +11,7 @@ import math
 from typing import ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from outrider.training.batch import Batch
@@ -28,7 +28,7 @@ class HydraOptions(PerDepthOptions):
 class HydraObjective(PerDepthObjective):
     """See the module's docstring."""
 
-    Options: ClassVar[type[PerDepthOptions]] = HydraOptions
+    Options: ClassVar[type[BaseModel]] = HydraOptions
     options: HydraOptions
 
     def embed(self, tokens: Tensor, batch: Batch, is_training: bool) -> Tensor:

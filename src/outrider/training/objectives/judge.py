@@ -55,16 +55,30 @@ class Judge:
 
     def result(self, step: int, logits: Tensor) -> StepResult:
         """The outcome of a step from its logits [n, Vd] at the ``chosen`` positions."""
+        kept = float("nan") if self._is_training else float(self.overlaps(step, logits).sum())
+        return StepResult(self.loss(step, logits), self._aligned[step].mask, self.correct(step, logits), kept)
+
+    def loss(self, step: int, logits: Tensor) -> Tensor:
+        """Mean loss of the ``chosen`` positions whose token can be guessed, a scalar with its graph."""
+        chosen = self.chosen(step)
+        at = _flat(self._aligned[step].teacher)[chosen]
+        lesson = Lesson(self._probabilities, self._index(self._aligned[step])[chosen])
+        return self.mean(step, chunked(LOSSES[self._loss], logits, lesson, None if self._is_hard else self._place[at]))
+
+    def correct(self, step: int, logits: Tensor) -> Tensor:
+        """bool [B, T], where the best draft token is the target's best token."""
         one, chosen = self._aligned[step], self.chosen(step)
-        at = _flat(one.teacher)[chosen]
-        lesson = Lesson(self._probabilities, self._index(one)[chosen])
-        losses = chunked(LOSSES[self._loss], logits, lesson, None if self._is_hard else self._place[at])
         correct = torch.zeros_like(one.mask)
         # max, not argmax: four times as fast in bfloat16
         guesses = self._teacher.ids[logits.detach().max(dim=-1).indices]
         correct[chosen] = guesses == one.at_teacher(self._best)[chosen]
-        kept = float("nan") if self._is_training else self._overlap(logits.detach(), at)
-        return StepResult(self.mean(step, losses), one.mask, correct, kept)
+        return correct
+
+    def overlaps(self, step: int, logits: Tensor) -> Tensor:
+        """sum min(p, q) [n], p being the target's true probabilities: what it gives to other tokens is lost."""
+        at = _flat(self._aligned[step].teacher)[self.chosen(step)]
+        true = self._teacher.true_probabilities(self._logits[self._place[at]], self._batch.log_sum.flatten()[at])
+        return overlap(logits.detach(), true)
 
     def mean(self, step: int, losses: Tensor) -> Tensor:
         """Mean of ``losses`` [n] at the ``chosen`` positions whose token can be guessed; 0 when there are none."""
@@ -88,11 +102,6 @@ class Judge:
             best = best.clone()
             best[unknown] = self._teacher.ids[self._logits[self._place[unknown]].max(dim=-1).indices]
         return best.view_as(self._batch.best)
-
-    def _overlap(self, logits: Tensor, at: Tensor) -> float:
-        """Sum of sum min(p, q), p being the target's true probabilities: what it gives to other tokens is lost."""
-        true = self._teacher.true_probabilities(self._logits[self._place[at]], self._batch.log_sum.flatten()[at])
-        return float(overlap(logits, true).sum())
 
 
 def _flat(teacher: Tensor) -> Tensor:

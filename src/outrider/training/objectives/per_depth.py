@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from outrider.heads.per_depth import PerDepthNetwork
-from outrider.models.base import FINAL_HIDDEN, LanguageModel
+from outrider.models.base import FINAL_HIDDEN
 from outrider.training.align import Aligned, align
 from outrider.training.batch import Batch
 from outrider.training.losses import LossName
-from outrider.training.objective import BatchResult, Objective
+from outrider.training.objective import BatchResult
+from outrider.training.objectives.head import HeadObjective
 from outrider.training.objectives.judge import Judge
-from outrider.training.teacher import Teacher
 
 
 class PerDepthOptions(BaseModel):
@@ -33,36 +33,15 @@ class PerDepthOptions(BaseModel):
     decay: float = Field(0.8, description="weight of each head relative to the one before", gt=0, le=1)
 
 
-class PerDepthObjective(Objective):
-    """Common base.
+class PerDepthObjective(HeadObjective[PerDepthNetwork[Any], PerDepthOptions]):
+    """Common base, see ``HeadObjective``."""
 
-    Args:
-        network: its ``draft_ids`` set; bound to the target's rows here if it has no output matrix of its own.
-        target: gives frozen embeddings and output rows, nothing else.
-        dtype: of these; the target's by default. Under autocast they should be in its dtype.
-    """
-
-    Options: ClassVar[type[PerDepthOptions]] = PerDepthOptions
-
-    def __init__(
-        self,
-        network: PerDepthNetwork[Any],
-        target: LanguageModel,
-        options: PerDepthOptions,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self.method = network.spec.method
-        self.module = self.network = network
-        self.options = options
-        self.features = (FINAL_HIDDEN,)
-        device = next(network.parameters()).device
-        self.teacher = Teacher(target, network.draft_ids, dtype or target.dtype, device)
-        if network.needs_target_rows:
-            network.bind(self.teacher.rows, target.final_soft_cap)
+    Options: ClassVar[type[BaseModel]] = PerDepthOptions
+    features = (FINAL_HIDDEN,)
 
     def initialise(self, seed: int) -> None:
         """As the network says; output matrices of its own start as the target's rows."""
-        self.network.initialise(seed)
+        super().initialise(seed)
         self.network.copy_target_rows(self.teacher.rows)
 
     def evaluate(self, batch: Batch, is_training: bool, progress: float) -> BatchResult:
@@ -83,7 +62,7 @@ class PerDepthObjective(Objective):
         self, batch: Batch, head: int, chosen: Tensor, aligned: Sequence[Aligned], is_training: bool = False
     ) -> Tensor:
         """Logits [n, Vd] of one head at ``chosen``, bool [B, T] with n rows set; ``aligned`` is of every head."""
-        network, dtype = self.network, self._dtype()
+        network, dtype = self.network, self.compute_dtype()
         tokens: list[Tensor] = []
         if network.reads_tokens:
             newest = [one.tokens[chosen] for one in aligned[: head + 1]]
@@ -94,9 +73,3 @@ class PerDepthObjective(Objective):
     def embed(self, tokens: Tensor, batch: Batch, is_training: bool) -> Tensor:
         """What a head reads for token ids [n] of ``batch``: [n, H]."""
         return self.teacher.embed(tokens)
-
-    def _dtype(self) -> torch.dtype:
-        """What the products compute in: autocast's dtype, else the parameters'."""
-        parameter = next(self.network.parameters())
-        kind = parameter.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype

@@ -20,13 +20,12 @@ from torch import Tensor
 
 from outrider.heads.network import RecurrentNetwork
 from outrider.models.base import FINAL_HIDDEN, LanguageModel
-from outrider.models.decoder import Decoder
 from outrider.training.align import Aligned, align
 from outrider.training.batch import Batch
 from outrider.training.losses import LossName, smooth_l1
-from outrider.training.objective import BatchResult, Objective, StepResult
+from outrider.training.objective import BatchResult, StepResult
+from outrider.training.objectives.head import HeadObjective
 from outrider.training.objectives.judge import Judge
-from outrider.training.teacher import Teacher
 from outrider.training.unrolled_attention import CausalAttention, Rows, TrainingAttention, UnrolledAttention
 
 
@@ -61,16 +60,10 @@ class MtpOptions(UnrolledOptions):
     )
 
 
-class UnrolledObjective(Objective):
-    """Common base.
+class UnrolledObjective(HeadObjective[RecurrentNetwork, UnrolledOptions]):
+    """Common base, see ``HeadObjective``."""
 
-    Args:
-        network: its ``draft_ids`` set; bound to the target's rows here if it has no output matrix of its own.
-        target: gives frozen embeddings and output rows, nothing else.
-        dtype: of these; the target's by default. Under autocast they should be in its dtype.
-    """
-
-    Options: ClassVar[type[UnrolledOptions]] = UnrolledOptions
+    Options: ClassVar[type[BaseModel]] = UnrolledOptions
 
     def __init__(
         self,
@@ -79,21 +72,8 @@ class UnrolledObjective(Objective):
         options: UnrolledOptions,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.method = network.spec.method
-        self.module = self.network = network
-        self.options = options
+        super().__init__(network, target, options, dtype)
         self.features = tuple(dict.fromkeys((*network.config.features, FINAL_HIDDEN)))
-        device = next(network.parameters()).device
-        self.teacher = Teacher(target, network.draft_ids, dtype or target.dtype, device)
-        self._target = target
-        if network.needs_target_rows:
-            network.bind(self.teacher.rows, target.final_soft_cap)
-
-    def initialise(self, seed: int) -> None:
-        """Set every parameter for the start: the network's own rule, then the norm that the output rows go with."""
-        self.network.initialise(seed)
-        if isinstance(self._target, Decoder):
-            self.network.adopt_final_norm(self._target.final_norm)
 
     # -- one batch ---------------------------------------------------------------------------------------------
 
@@ -139,7 +119,7 @@ class UnrolledObjective(Objective):
     def _unroll(self, batch: Batch, aligned: list[Aligned], is_training: bool) -> Iterator[tuple[Tensor, Rows]]:
         """Each step's output [B, R, H] and its rows: all of them at step 0, later only the useful ones if that is
         the same thing."""
-        network, dtype = self.network, self._dtype()
+        network, dtype = self.network, self.compute_dtype()
         attention = self.attention(is_training)(network.config, batch)
         features = {name: batch.features[name].to(dtype) for name in network.config.features}
         if is_training and self.options.noise:
@@ -156,19 +136,13 @@ class UnrolledObjective(Objective):
             yield output, rows
             state = network.recur(output)
 
-    def _dtype(self) -> torch.dtype:
-        """What the products compute in: autocast's dtype, else the parameters'."""
-        parameter = next(self.network.parameters())
-        kind = parameter.device.type
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype
-
 
 class Eagle3Objective(UnrolledObjective):
     """EAGLE-3, see the module's docstring."""
 
     def initialise(self, seed: int) -> None:
         super().initialise(seed)
-        rows = self._target.output_rows(self.network.draft_ids)
+        rows = self.target.output_rows(self.network.draft_ids)
         with torch.no_grad():
             self.network.get_parameter("lm_head.weight").copy_(rows)
 
@@ -176,7 +150,7 @@ class Eagle3Objective(UnrolledObjective):
 class EagleObjective(UnrolledObjective):
     """EAGLE-1 (and 2: same weights), see the module's docstring."""
 
-    Options: ClassVar[type[UnrolledOptions]] = EagleOptions
+    Options: ClassVar[type[BaseModel]] = EagleOptions
     options: EagleOptions
 
     def loss_shares(self, step: int, output: Tensor, result: StepResult, judge: Judge) -> dict[str, Tensor]:
@@ -187,7 +161,7 @@ class EagleObjective(UnrolledObjective):
 class MtpObjective(UnrolledObjective):
     """MTP, see the module's docstring."""
 
-    Options: ClassVar[type[UnrolledOptions]] = MtpOptions
+    Options: ClassVar[type[BaseModel]] = MtpOptions
     options: MtpOptions
 
     def attention(self, is_training: bool) -> type[TrainingAttention]:
