@@ -290,7 +290,7 @@ def test_the_simulated_chain_is_what_drafting_accepts(tiny: Decoder) -> None:
 
 
 def test_rows_of_a_prompt_are_learnt_where_nobody_noted_the_best_token() -> None:
-    """``--whole-text`` supervises prompts, whose best tokens feature files do not hold: they have a loss all the same."""
+    """``--whole-text`` supervises prompts, whose best tokens feature files do not hold: they still have a loss."""
     one = objective(Counting(vocab_size=SIZE), steps=1)
     unknown = replace(COUNTING, best=torch.full_like(COUNTING.best, -1))
     known, found = (one.evaluate(batch, True, 0.0) for batch in (COUNTING, unknown))
