@@ -59,7 +59,9 @@ class LayerSkip(Drafter):
         if options.head == NONE:
             self.skip = choose_skip(options, target)
         else:
-            self.exit = open_exit(options.head, options.layers, options.skip != AUTO, parts)
+            self.exit = parts.once(
+                ("layer_skip", options), lambda: open_exit(options.head, options.layers, options.skip != AUTO, parts)
+            )
             self.skip = blocks_after(self.exit.block, target.num_layers)
 
     def new_session(self) -> LayerSkipSession:
