@@ -297,3 +297,10 @@ def test_rows_of_a_prompt_are_learnt_where_nobody_noted_the_best_token() -> None
     assert float(known.loss.detach()) > 0.0
     assert float(found.loss.detach()) == pytest.approx(float(known.loss.detach()))
     assert torch.equal(found.steps[0].correct, known.steps[0].correct)
+
+
+def test_training_starts_with_the_targets_final_norm(tiny: Decoder) -> None:
+    """The output rows are made for states behind the target's final norm; ones would scale every logit."""
+    tiny.final_norm.copy_(torch.linspace(0.5, 1.5, tiny.hidden_size))
+    one = objective(tiny)
+    assert torch.equal(one.network.norm.weight.detach(), tiny.final_norm)
