@@ -1,13 +1,18 @@
 """Measure trained heads on Spec-Bench: tokens per pass of the target, and seconds against plain decoding.
 
     python scripts/heads.py measure ARM [ARM ...] [--questions 480] [--batch 1] [--data FILE.jsonl]
+    python scripts/heads.py replay ARM [ARM ...] [--questions 480]
     python scripts/heads.py report
 
 ``measure`` answers the first turn of every question (up to 128 new tokens, default model, bfloat16) with each arm in
 turn, question by question (A B A B), and appends one row per answer to docs/results/heads.jsonl; rows that exist are
 skipped, so a run that was stopped goes on. ``--questions 120`` takes every fourth question of each group. Arms timed
 together must run with ``--batch 1`` and nothing else on the machine: the load average is in every row. ``--batch 16``
-decodes that many questions at once, for acceptance only (its rows carry no seconds). ``report`` writes the tables of
+decodes that many questions at once, for acceptance only (its rows carry no seconds).
+
+``replay`` counts a greedy arm's acceptance without decoding again: greedy text does not depend on the drafter, so the
+target answers every question once, plainly in bfloat16, and each drafter then guesses along that text with the hidden
+states of one pass over it. A guess is accepted when the text continues so. ``report`` writes the tables of
 docs/benchmarks.md.
 """
 
@@ -27,11 +32,18 @@ if __name__ == "__main__":
     ensure_allocator()
 
 import numpy as np
+import torch
 from benchmark import FIVE, MODEL, ROOT, environment, publish
+from torch import Tensor
 
 import outrider
+from outrider.drafters.base import DraftBudget, DraftContext, Observation
 from outrider.engine.engine import Engine
 from outrider.engine.result import Result
+from outrider.models.base import Segment
+from outrider.sampling.draw import SeededStream
+from outrider.sampling.transform import LogitsPipeline
+from outrider.types import Regime
 
 ROWS = ROOT / "docs" / "results" / "heads.jsonl"
 NEW_TOKENS = 128
@@ -48,6 +60,7 @@ class Arm:
     draft_model: str | None = None
     verifier: str | None = None
     weights: str = "auto"
+    adaptive: bool = False
 
     def engine(self) -> Engine:
         return outrider.load(
@@ -58,35 +71,40 @@ class Arm:
             verifier=self.verifier,
             dtype="bfloat16",
             weights=self.weights,
-            adaptive=False,
+            adaptive=self.adaptive,
         )
 
 
+TREE = "best_first:32,preset=eagle2"
 ARMS = {
-    # The default: what the command line uses for this model.
+    # Timed: plain decoding and what the command line does by default, with the fastest weights and the controller on.
     "plain": Arm(),
-    "default": Arm("auto"),
+    "default": Arm("auto", adaptive=True),
     "plain-t1": Arm(temperature=1.0),
+    "default-t1": Arm("auto", temperature=1.0),
+    # Acceptance, bfloat16.
     "plain-bf16": Arm(weights="bf16"),
-    "eagle3-bf16": Arm("eagle3", "best_first:16,preset=eagle2", weights="bf16"),
-    "eagle3": Arm("eagle3"),
-    "eagle3-tree": Arm("eagle3", "best_first:32,preset=eagle2"),
-    "eagle3-chain": Arm("eagle3", "chain:7"),
-    "eagle3-t1": Arm("eagle3", temperature=1.0),
-    "eagle3-chain-t1": Arm("eagle3", "chain:5", temperature=1.0),
-    "ngram": Arm("ngram"),
-    "eagle3+ngram": Arm("ensemble:(eagle3@best_first:16,preset=eagle2)+ngram"),
-    "eagle": Arm("eagle"),
-    "eagle-chain": Arm("eagle", "chain:5"),
-    "medusa": Arm("medusa"),
-    "hydra": Arm("hydra"),
-    "mtp": Arm("mtp"),
-    "layer_skip-exit": Arm("layer_skip:head=auto"),
-    "boost-1": Arm("small_model", "best_first:16", draft_model="smollm2-135m-draft-1"),
-    "boost-2": Arm("small_model", "best_first:16", draft_model="smollm2-135m-draft-2"),
+    "eagle3": Arm("eagle3", TREE, weights="bf16"),
+    "eagle3-16": Arm("eagle3", "best_first:16,preset=eagle2", weights="bf16"),
+    "eagle3-chain": Arm("eagle3", "chain:7", weights="bf16"),
+    "eagle3-t1": Arm("eagle3", "widths:4,2,1,1", temperature=1.0, weights="bf16"),
+    "eagle3-chain-t1": Arm("eagle3", "chain:5", temperature=1.0, weights="bf16"),
+    "ngram": Arm("ngram", weights="bf16"),
+    "suffix": Arm("suffix", weights="bf16"),
+    "default-bf16": Arm("auto", weights="bf16"),
+    "eagle3+ngram": Arm("ensemble:(eagle3@best_first:16,preset=eagle2)+ngram", weights="bf16"),
+    "eagle": Arm("eagle", TREE, weights="bf16"),
+    "eagle-chain": Arm("eagle", "chain:7", weights="bf16"),
+    "medusa": Arm("medusa", weights="bf16"),
+    "hydra": Arm("hydra", weights="bf16"),
+    "mtp": Arm("mtp", TREE, weights="bf16"),
+    "layer_skip-exit": Arm("layer_skip:head=auto", weights="bf16"),
+    "boost-1": Arm("small_model", "best_first:16", draft_model="smollm2-135m-draft-1", weights="bf16"),
+    "boost-2": Arm("small_model", "best_first:16", draft_model="smollm2-135m-draft-2", weights="bf16"),
     "boost-1+2": Arm(
         "ensemble:(small_model@best_first:8)+(small_model@best_first:8)",
         draft_model="smollm2-135m-draft-1,smollm2-135m-draft-2",
+        weights="bf16",
     ),
 }
 
@@ -180,6 +198,89 @@ def _batched(
             yield row_of(name, key, result, is_timed=False)
 
 
+# -- replay --------------------------------------------------------------------------------------------------------
+
+ANSWERS = ROOT / "docs" / "results" / "heads-answers.json"  # token ids by question number; not committed
+_ANSWER_BATCH = 24
+_CHUNK = 256  # rows of a pass over a text
+
+
+def replay(args: argparse.Namespace) -> None:
+    questions = questions_of(args.data, args.questions)
+    answers = _plain_answers(questions)
+    done = {(row["arm"], row["question"]) for row in known_rows()}
+    with ROWS.open("a") as file:
+        for name in args.arms:
+            if ARMS[name].temperature:
+                raise SystemExit(f"{name} samples; only greedy text can be replayed")
+            engine = ARMS[name].engine()
+            for question in questions:
+                answer = answers[question.number]
+                if (name, question.number) not in done and len(answer) > 1:
+                    counts = _along(engine, engine.encode(question.text), answer)
+                    row = {"arm": name, "question": question.number, "group": question.group, "tokens": len(answer)}
+                    file.write(json.dumps({**row, **counts, "seconds": None, "is_replayed": True}) + "\n")
+                    file.flush()
+                    print(f"\r{name} {question.number}   ", end="", file=sys.stderr)
+    print(file=sys.stderr)
+
+
+def _plain_answers(questions: list[Question]) -> dict[int, list[int]]:
+    """The target's greedy answers, from the file or made now."""
+    known = {int(k): v for k, v in json.loads(ANSWERS.read_text()).items()} if ANSWERS.exists() else {}
+    missing = [question for question in questions if question.number not in known]
+    if missing:
+        engine = ARMS["plain-bf16"].engine()
+        requests = ((q, q.text, params_of(ARMS["plain-bf16"], q)) for q in missing)
+        for question, result in engine.run(requests, batch=_ANSWER_BATCH):
+            assert isinstance(question, Question)
+            known[question.number] = list(result.tokens)
+            print(f"\rplain answers: {len(known)}", end="", file=sys.stderr)
+        ANSWERS.write_text(json.dumps(known))
+    return known
+
+
+@torch.inference_mode()
+def _along(engine: Engine, prompt: list[int], answer: list[int]) -> dict[str, int]:
+    """Passes, guesses and accepted guesses when the drafter guesses along a known greedy answer."""
+    lane = engine.lane(Regime.GREEDY)
+    text, start = [*prompt, *answer], len(prompt)
+    hidden = _states(engine, text[:-1], lane.drafter.hidden)
+    params = outrider.SamplingParams(max_tokens=len(answer))
+    pipeline = LogitsPipeline(params, min(engine.model.vocab_size, engine.tokenizer.vocab_size), prompt=prompt)
+    session = lane.drafter.new_session()
+    session.begin(DraftContext(prompt, pipeline, SeededStream(0), engine.model, engine.model.new_cache()))
+    before = {name: state[: start - 1] for name, state in hidden.items()}
+    session.observe(Observation(answer[:1], _part(hidden, start - 1, start), prompt_hidden=before))
+    passes = drafted = accepted = 0
+    at = start + 1  # first token that is not committed
+    while at < len(text):
+        depth = len(text) - at - 1
+        tree = session.propose(DraftBudget(lane.drafter.tree_size if depth else 0, depth)).tree
+        kept = len(tree.walk(text[at:-1]))
+        passes, drafted, accepted = passes + 1, drafted + tree.drafted, accepted + kept
+        stop = at + kept + 1
+        session.observe(Observation(text[at:stop], _part(hidden, at - 1, stop - 1), accepted=kept))
+        at = stop
+    session.end()
+    return {"passes": passes, "drafted": drafted, "accepted": accepted}
+
+
+def _states(engine: Engine, tokens: list[int], names: tuple[str | int, ...]) -> dict[str | int, Tensor]:
+    """The target's hidden states [len(tokens), hidden] by name."""
+    cache, parts = engine.model.new_cache(), []
+    for first in range(0, len(tokens) if names else 0, _CHUNK):
+        chunk = tokens[first : first + _CHUNK]
+        with cache.speculation():
+            parts.append(engine.model.forward([Segment(cache, chunk, logit_rows=())], names)[0].hidden)
+            cache.commit(range(len(chunk)))
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
+
+
+def _part(hidden: dict[str | int, Tensor], start: int, stop: int) -> dict[str | int, Tensor]:
+    return {name: state[start:stop] for name, state in hidden.items()}
+
+
 # -- the tables ----------------------------------------------------------------------------------------------------
 
 
@@ -202,11 +303,12 @@ def _length(rows: list[dict[str, object]]) -> str:
 
 
 def speed_table(rows: list[dict[str, object]]) -> list[str]:
-    """Paired ratio of decoding tokens per second against plain decoding, median (bootstrap 95%)."""
+    """Decoding tokens per second against plain decoding: median of the paired ratios (bootstrap 95%), and all tokens by
+    all seconds of a group."""
     by_key = {(row["arm"], row["question"]): row for row in rows if row["seconds"]}
     lines = [
-        "| arm | " + " | ".join(GROUPS) + " | all, median | all, total time |",
-        "|---|" + "---|" * (len(GROUPS) + 2),
+        "| arm | " + " | ".join(GROUPS) + " | all |",
+        "|---|" + "---|" * (len(GROUPS) + 1),
     ]
     for name, arm in ARMS.items():
         base = "plain-t1" if arm.temperature else "plain-bf16" if arm.weights == "bf16" else "plain"
@@ -214,14 +316,24 @@ def speed_table(rows: list[dict[str, object]]) -> list[str]:
         if not pairs or name == base:
             continue
         cells = [_ratio([p for p in pairs if p[0]["group"] == group]) for group in GROUPS]
-        fast, slow = (sum(_seconds_each(p[i]) for p in pairs) for i in (0, 1))
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {_ratio(pairs)} | {slow / fast:.2f} |")
+        totals = [_total(pairs, group) for group in (*GROUPS, None)]
+        lines.append(f"| {name}, median | " + " | ".join(cells) + f" | {_ratio(pairs)} |")
+        lines.append(f"| {name}, all time | " + " | ".join(totals) + " |")
     return lines
 
 
 def _seconds_each(row: dict[str, object]) -> float:
     """Decoding seconds per token after the first (which the prefill makes)."""
     return float(str(row["seconds"])) / max(1, int(str(row["tokens"])) - 1)
+
+
+def _total(pairs: list[tuple[dict[str, object], dict[str, object]]], group: str | None) -> str:
+    mine = [pair for pair in pairs if group in (None, pair[0]["group"])]
+    rates = []
+    for side in (0, 1):
+        seconds = sum(float(str(pair[side]["seconds"])) for pair in mine)
+        rates.append(sum(int(str(pair[side]["tokens"])) - 1 for pair in mine) / seconds if seconds else 0.0)
+    return f"{rates[0] / rates[1]:.2f}" if rates[1] else ""
 
 
 def _ratio(pairs: list[tuple[dict[str, object], dict[str, object]]]) -> str:
@@ -252,6 +364,11 @@ def main() -> None:
     runs.add_argument("--batch", type=int, default=1)
     runs.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "spec_bench.jsonl")
     runs.set_defaults(run=measure)
+    again = commands.add_parser("replay")
+    again.add_argument("arms", nargs="+", choices=list(ARMS))
+    again.add_argument("--questions", type=int, default=480)
+    again.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "spec_bench.jsonl")
+    again.set_defaults(run=replay)
     shows = commands.add_parser("report")
     shows.add_argument("--publish", action="store_true")
     shows.set_defaults(run=report)

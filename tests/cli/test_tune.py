@@ -54,9 +54,12 @@ def test_a_known_acceptance_is_measured(tmp_path: Path) -> None:
     assert steps > 300
 
 
-def test_an_ensemble_has_no_vector_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("drafter", ["ensemble:ngram+suffix", "hybrid:ngram+suffix"])
+def test_a_drafter_of_members_has_no_vector_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], drafter: str
+) -> None:
     """The union of its members' stars has more children than the star that was asked for."""
-    command = [*TOY, "--drafter", "ensemble:ngram+suffix", "--limit", "1", "--output", str(tmp_path / "v")]
+    command = [*TOY, "--drafter", drafter, "--limit", "1", "--output", str(tmp_path / "v")]
     assert run(command) != 0
     assert "measure the members one by one" in capsys.readouterr().err
 

@@ -178,6 +178,7 @@ def test_children_get_the_targets_ids() -> None:
     [
         "ensemble:eagle3:random@widths:2,2+ngram@chain:3",
         "ensemble:(eagle:random@chain:3)+(eagle3:random@widths:2,1)+layer_skip:2@chain:2",
+        "hybrid:ngram@chain:3+(eagle3:random@chain:2)",
         "cascade:cheap=eagle:random",
         "cascade:cheap=eagle3:random",
     ],
@@ -207,7 +208,10 @@ def member_sessions(session: Any) -> list[Any]:
     return list(session.members) if hasattr(session, "members") else [session.cheap]
 
 
-@pytest.mark.parametrize("drafter", ["ensemble:(eagle3:random@chain:2)+ngram", "cascade:eagle3:random"])
+@pytest.mark.parametrize(
+    "drafter",
+    ["ensemble:(eagle3:random@chain:2)+ngram", "hybrid:ngram+(eagle3:random@chain:2)", "cascade:eagle3:random"],
+)
 def test_the_target_keeps_no_entry_that_a_member_must_see(drafter: str) -> None:
     """A turn that leaves the text before its end: the head's pairs go on without a gap."""
     engine = build_engine(drafter, target=TARGET)

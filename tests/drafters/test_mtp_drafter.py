@@ -86,7 +86,7 @@ def fresh_entries(session: RecurrentHeadSession) -> torch.Tensor:
     token = session.target.embed(torch.tensor(tokens[1:])).to(head.dtype)
     head.forward(cache, token, head.fuse(dict(states)), range(len(tokens) - 1))
     cache.commit()
-    return cache.entries[:, :, : cache.length]
+    return cache.entries[:, : cache.length]
 
 
 @pytest.mark.parametrize("shape", ["chain:4", "widths:2,2,1"])
@@ -105,7 +105,7 @@ def test_the_cache_equals_a_fresh_one_after_every_step(
         assert self.cache.scratch == 0
         assert self.cache.length == len(self.tokens) - 1
         fresh = fresh_entries(self)
-        torch.testing.assert_close(self.cache.entries[:, :, : self.cache.length], fresh, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(self.cache.entries[:, : self.cache.length], fresh, rtol=1e-4, atol=1e-4)
         steps += 1
         return tree
 

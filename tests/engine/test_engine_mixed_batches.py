@@ -30,6 +30,7 @@ DRAFTERS = [
     ("layer_skip", "chain:3"),
     ("lookahead", "widths:3,1"),
     ("ensemble:ngram+layer_skip", "chain:3"),
+    ("hybrid:ngram+layer_skip", "chain:3"),
     ("cascade", "widths:2,1"),
     ("cross_tokenizer", "chain:3"),
 ]

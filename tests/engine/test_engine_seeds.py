@@ -111,7 +111,7 @@ def test_the_controller_counts_tokens_per_sequence(monkeypatch: pytest.MonkeyPat
     assert seen == [4.0, 4.0]
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "suffix", "layer_skip", "ensemble", "lookahead"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "layer_skip", "ensemble", "hybrid", "lookahead"])
 def test_sample_match_gives_plain_samplings_text_whatever_the_clock_says(
     monkeypatch: pytest.MonkeyPatch, drafter: str
 ) -> None:

@@ -114,6 +114,7 @@ def _untrained_heads() -> dict[str, tuple[str, ...]]:
 
 
 VARIANTS = {"widths": ("widths:2,2,1",), "chain": ("chain:5,stop=0.1",), "replay": ("replay:0.7",)}
+VARIANTS["hybrid"] = ("hybrid", "hybrid:(layer_skip:2@chain:3,stop=0.4)+ngram")  # a model that is silent at times
 VARIANTS |= _untrained_heads()
 """Options tried in place of a part's defaults."""
 

@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from heads.tiny_heads import SIZES, tiny_head, unrolled
+from heads.tiny_heads import tiny_head, unrolled
 from outrider.heads.cached import CachedHead, HeadCache, pack
-from outrider.heads.config import AttentionConfig, Feature
+from outrider.heads.config import Feature
 from outrider.heads.network import RecurrentNetwork
-from outrider.heads.rotary import Rotary
 from outrider.models.linear import Int4Linear, bf16_values, packed_product, quantize_int4
 
 CPU = torch.device("cpu")
@@ -102,7 +101,7 @@ def test_a_chain_equals_the_training_form(
         cache, found = feed(head, table, features, sizes)
         torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
         torch.testing.assert_close(head.network.logits(found).double(), logits, atol=tolerance * 4, rtol=tolerance)
-        entries.append(cache.entries[:, :, : cache.length])
+        entries.append(cache.entries[:, : cache.length])
     torch.testing.assert_close(entries[0], entries[1])
     torch.testing.assert_close(entries[0], entries[2])
 
@@ -119,7 +118,7 @@ def test_tree_rows_equal_each_branch_in_training_form(method: str, fields: dict[
         expected[leaf] = steps[-1][ROWS - 1]
     head = CachedHead(network, torch.float64, CPU)
     cache, outputs = feed(head, table, features, [ROWS])
-    committed = cache.entries[:, :, :ROWS].clone()
+    committed = cache.entries[:, :ROWS].clone()
     for batches in (
         [[0, 1], [2, 3, 4], [5, 6, 7], [8], [9]],
         [[n] for n in range(10)],
@@ -130,7 +129,7 @@ def test_tree_rows_equal_each_branch_in_training_form(method: str, fields: dict[
             torch.testing.assert_close(found[node], output, atol=1e-10, rtol=1e-10)
         assert cache.scratch == len(TREE)
         cache.rollback()
-        assert torch.equal(cache.entries[:, :, :ROWS], committed)
+        assert torch.equal(cache.entries[:, :ROWS], committed)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
@@ -158,30 +157,21 @@ def test_a_row_that_sees_a_sibling_is_caught() -> None:
 
 
 def test_growing_keeps_every_entry() -> None:
-    cache = HeadCache(torch.empty((2, 1, 0, 2)))
+    cache = HeadCache(torch.empty((2, 0, 2)))
     for count in (3, 300, 1, 900):
         cache.reserve(count)
         used = cache.length + cache.scratch
         numbers = torch.arange(used, used + count).float()
-        cache.entries[:, :, used : used + count] = numbers[:, None]
+        cache.entries[:, used : used + count] = numbers[:, None]
         cache.scratch += count
         cache.commit()
-        assert torch.equal(cache.entries[1, 0, : cache.length, 1], torch.arange(cache.length).float())
+        assert torch.equal(cache.entries[1, : cache.length, 1], torch.arange(cache.length).float())
     assert cache.length == 1204
     cache.scratch = 5
     cache.truncate(700)
     assert (cache.length, cache.scratch) == (700, 0)
     cache.truncate(900)
     assert cache.length == 700
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_turns_from_the_table_are_those_that_are_computed(dtype: torch.dtype) -> None:
-    rotary = Rotary(AttentionConfig.model_validate({"method": "eagle", "features": ("final",)} | SIZES), CPU)
-    for positions in ([0], [5, 5, 6, 2], range(3, 40), [511], range(500, 530), [4000, 1], [1023, 1024]):
-        for found, expected in zip(rotary.at(positions, dtype), rotary.at(torch.tensor(positions), dtype), strict=True):
-            assert found.shape == (len(positions), 1, 6)
-            assert torch.equal(found, expected)
 
 
 def test_the_soft_cap_of_the_target_is_the_heads() -> None:

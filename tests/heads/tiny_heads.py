@@ -78,7 +78,7 @@ def rotated(x: Tensor, positions: Sequence[int], theta: float) -> Tensor:
     for row, position in enumerate(positions):
         for i in range(half):
             angle = torch.tensor(float(position)) * (1.0 / theta ** torch.tensor(2 * i / x.shape[-1]))
-            cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            cos, sin = angle.to(x.dtype).cos(), angle.to(x.dtype).sin()
             first, second = x[row, :, i], x[row, :, i + half]
             out[row, :, i], out[row, :, i + half] = first * cos - second * sin, second * cos + first * sin
     return out

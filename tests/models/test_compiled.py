@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.models.config import DecoderConfig, RopeConfig
-from outrider.models.operations import TorchOperations, choose_operations
+from outrider.models.operations import TorchOperations, choose_norm, choose_operations, torch_norm
 from outrider.trees.topology import ancestors_mask
 
 compiled = pytest.importorskip("outrider.models.compiled")
@@ -60,6 +60,37 @@ def test_norm_equals_torch(rows: int, with_delta: bool) -> None:
     assert torch.equal(x, before)
     assert torch.equal(total, expected_total)
     torch.testing.assert_close(out, expected, atol=0.0, rtol=0.008)  # one bfloat16 step
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64, 65])
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_norm_alone_equals_torch(rows: int, step: int) -> None:
+    """Also of every other row of a larger tensor, which is not contiguous, and of rows beyond the compiled ones."""
+    generator = torch.Generator().manual_seed(rows)
+    x = 3 * torch.randn(rows * step, 96, generator=generator).bfloat16()[::step]
+    weight = torch.rand(96, generator=generator).bfloat16()
+    before = x.clone()
+    out = compiled.rms_norm(x, weight, 1e-5)
+    assert torch.equal(x, before)
+    assert (out.shape, out.dtype) == (x.shape, torch.bfloat16)
+    wide = torch_norm(x.float(), weight.float(), 1e-5)
+    torch.testing.assert_close(out, wide.bfloat16(), atol=0.0, rtol=0.008)  # one bfloat16 step
+    assert compiled.rms_norm(x[:1] * 0, weight, 1.0).count_nonzero() == 0
+
+
+def test_a_norms_epsilon_counts() -> None:
+    x, weight = torch.full((1, 8), 0.5).bfloat16(), torch.ones(8).bfloat16()
+    assert compiled.rms_norm(x, weight, 0.75).tolist() == [[0.5] * 8]
+
+
+def test_no_rows_have_no_norm() -> None:
+    assert compiled.rms_norm(torch.empty(0, 96).bfloat16(), torch.ones(96).bfloat16(), 1e-5).shape == (0, 96)
+
+
+def test_only_bfloat16_norms_on_a_cpu_are_compiled() -> None:
+    assert choose_norm(torch.bfloat16, torch.device("cpu")) is compiled.rms_norm
+    assert choose_norm(torch.float32, torch.device("cpu")) is torch_norm
+    assert choose_norm(torch.bfloat16, torch.device("cuda")) is torch_norm
 
 
 def test_large_scores_and_hidden_entries_stay_finite() -> None:

@@ -126,7 +126,7 @@ def _slow_step(
 ) -> Tensor:
     config = network.config
     rotary = Rotary(config, torch.device("cpu"))
-    cos, sin = rotary.at([row + step], torch.float64)
+    cos, sin = rotary.at(torch.tensor([row + step]), torch.float64)
 
     def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         q = Rotary.turn(queries.view(1, config.num_heads, -1), cos, sin)[0]

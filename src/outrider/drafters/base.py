@@ -214,7 +214,8 @@ class Drafter(ABC):
         needs_draft_model: whether a second model must be given.
         speaks_target_tokens: whether that model must have the target's tokenizer.
         members_option: the option that names the drafters that this one is made of (``ensemble:ngram+suffix``).
-        merges: whether its proposals are its members' merged ones; the configured shape and proposal then are theirs.
+        merges: whether its proposals are its members' trees, merged or one of them; the configured shape and proposal
+            then are theirs.
         adds_rows: whether proposals bring a segment of their own; such a drafter cannot be a member.
         hidden: names of target hidden states that ``observe`` needs.
         default_shape: the shape used when none is asked for.

@@ -32,8 +32,8 @@ from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind
 
 
-class EnsembleOptions(DraftOptions):
-    """Options of ``Ensemble``."""
+class MemberOptions(DraftOptions):
+    """Options of drafters that are made of others."""
 
     members: Annotated[str, Field(description="drafters joined by plus signs, each with @SHAPE if wanted")] = (
         "ngram+layer_skip"
@@ -43,20 +43,21 @@ class EnsembleOptions(DraftOptions):
 class Ensemble(Drafter):
     """The union of its members' trees."""
 
-    Options: ClassVar[type[DraftOptions]] = EnsembleOptions
+    Options: ClassVar[type[DraftOptions]] = MemberOptions
     positional: ClassVar[str | None] = "members"
     samples = True
     members_option = "members"
     merges = True
+    name: ClassVar[str] = "ensemble"
     summary = "several drafters' trees merged, each guess with its own source's distribution"
     source = "SpecInfer, Miao et al. 2024, arXiv:2305.09781"
 
-    def __init__(self, options: EnsembleOptions, shape: Shape, parts: DraftParts) -> None:
+    def __init__(self, options: MemberOptions, shape: Shape, parts: DraftParts) -> None:
         super().__init__(options, shape, parts)
         self.members = parts.members
         if len(self.members) < 2:
             raise InvalidOptionError(
-                f"an ensemble needs two members or more, got '{options.members}': ensemble:ngram+layer_skip"
+                f"{self.name} needs two members or more, got '{options.members}': {self.name}:ngram+layer_skip"
             )
         self.hidden = tuple({name: None for member in self.members for name in member.hidden})
         is_fixed = all(member.shape.proposal is ProposalKind.DETERMINISTIC for member in self.members)
@@ -78,12 +79,12 @@ class EnsembleSession(DraftSession):
         self.members = members
         self.kind = kind
         self._sizes = sizes
-        self._trees: list[TokenTree] = []
+        self._trees: list[TokenTree | None] = [None] * len(members)
 
     def begin(self, context: DraftContext) -> None:
         for index, member in enumerate(self.members):
             member.begin(replace(context, random=OffsetStream(context.random, index)))
-        self._trees = []
+        self._forget_trees()
 
     def reusable(self, prompt: Sequence[int]) -> int:
         return min(member.reusable(prompt) for member in self.members)
@@ -91,24 +92,27 @@ class EnsembleSession(DraftSession):
     def propose(self, budget: DraftBudget) -> Proposal:
         # Fixed before anything is drawn: what a member may draw never depends on another one's luck.
         shares = equal_shares(budget.max_nodes, self._sizes)
-        self._trees = [
+        trees = [
             member.propose(DraftBudget(share, budget.max_depth)).tree
             for member, share in zip(self.members, shares, strict=True)
         ]
-        return Proposal(reduce(lambda a, b: merge(a, b, self.kind), self._trees))
+        self._trees = [*trees]
+        return Proposal(reduce(lambda a, b: merge(a, b, self.kind), trees))
 
     def observe(self, observation: Observation) -> None:
         accepted = observation.committed[: observation.accepted]
-        trees: list[TokenTree | None] = [*self._trees] or [None] * len(self.members)
-        for member, tree in zip(self.members, trees, strict=True):
+        for member, tree in zip(self.members, self._trees, strict=True):
             own = 0 if tree is None else len(tree.walk(accepted))
             member.observe(replace(observation, accepted=own))
-        self._trees = []
+        self._forget_trees()
 
     def end(self) -> None:
         for member in self.members:
             member.end()
-        self._trees = []
+        self._forget_trees()
+
+    def _forget_trees(self) -> None:
+        self._trees = [None] * len(self.members)
 
 
 def equal_shares(budget: int, sizes: Sequence[int]) -> list[int]:

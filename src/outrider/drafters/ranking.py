@@ -18,6 +18,11 @@ from outrider.sampling.params import SamplingParams
 from outrider.trees.shapes.base import FloatArray, RankedChildren
 from outrider.types import Regime
 
+try:
+    from outrider.drafters.ranking_compiled import best_of_rows, takes
+except (ImportError, RuntimeError):  # no numba here, or nowhere to keep what it compiles
+    best_of_rows = None  # type: ignore[assignment]
+
 _BLOCK = 32
 """Logits whose maximum stands for them."""
 _CHUNK = 16
@@ -42,6 +47,10 @@ def best_children(logits: Tensor, params: SamplingParams, k: int, least: FloatAr
     is_sampled = params.regime is Regime.SAMPLED
     scale = 1.0 / max(params.temperature, _COLDEST) if is_sampled else 1.0
     count, size = logits.shape
+    if best_of_rows is not None and takes(logits, k):
+        floor = np.full(count, -_FAINTEST) if least is None else np.log(np.maximum(least, np.exp(-_FAINTEST)))
+        found = RankedChildren(*best_of_rows(logits, scale, k, floor.astype(np.float32)))
+        return _truncated(found, params) if is_sampled else found
     logits = F.pad(logits, (0, -size % _BLOCK), value=float("-inf")) if size % _BLOCK else logits
     # Block j holds the tokens j, j + blocks, j + 2 * blocks, ...: maxima over a strided axis vectorise best.
     whole = logits.view(count, _BLOCK, -1)

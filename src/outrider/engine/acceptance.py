@@ -110,7 +110,7 @@ def measure_acceptance(
     plan = plan_parts(star.config, params.regime)
     if plan.draft.drafter.cls.merges:
         raise IllegalCombinationError(
-            f"drafter '{plan.draft.drafter.name}' merges the trees of its members, which have vectors of their own; "
+            f"drafter '{plan.draft.drafter.name}' proposes the trees of its members, which have vectors of their own; "
             "measure the members one by one"
         )
     if plan.draft.proposal not in _COUNTABLE:

@@ -17,6 +17,7 @@ DRAFTERS = {
     "small_model": "outrider.drafters.small_model:SmallModel",
     "layer_skip": "outrider.drafters.layer_skip:LayerSkip",
     "ensemble": "outrider.drafters.ensemble:Ensemble",
+    "hybrid": "outrider.drafters.hybrid:Hybrid",
     "cascade": "outrider.drafters.cascade:Cascade",
     "lookahead": "outrider.drafters.lookahead:Lookahead",
     "cross_tokenizer": "outrider.drafters.cross_tokenizer:CrossTokenizer",

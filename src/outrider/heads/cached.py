@@ -2,7 +2,8 @@
 
 The cache covers *pairs* (target features at row t, token t + 1) of the committed text: entry t of the cache is row t of
 the text. Guesses' pairs (the head's own state, guessed token) are scratch entries behind them, always rolled back: what
-stays was computed from target features. Rotary order is the checkpoints' (half-split).
+stays was computed from target features. Attention is the decoder's own (``models/operations.py``), so queries and keys
+are in its interleaved rotary order, not in the checkpoints' (half-split).
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from outrider.heads.config import AttentionConfig, Feature
-from outrider.heads.network import Attend, DraftNetwork, Mlp, RecurrentNetwork, SelfAttention
-from outrider.heads.rotary import Rotary
-from outrider.models.attention import attend
+from outrider.heads.network import Attend, DraftNetwork, Mlp, RecurrentNetwork, RMSNorm, SelfAttention
+from outrider.models.config import DecoderConfig, RopeConfig
 from outrider.models.linear import Linear, packed_product
+from outrider.models.operations import Norm, choose_norm, choose_operations
+from outrider.models.rope import Rope, interleaved_rows
 
 
 @dataclass(slots=True)
 class HeadCache:
-    """Keys and values of one layer, [2, num_kv_heads, capacity, head_dim], grown by doubling.
+    """Keys, then values of one layer, [2 * num_kv_heads, capacity, head_dim], grown by doubling.
 
     ``length`` entries are committed, ``scratch`` ones speculative.
     """
@@ -38,14 +40,14 @@ class HeadCache:
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` more entries."""
         used = self.length + self.scratch
-        if used + rows <= self.entries.shape[2]:
+        if used + rows <= self.entries.shape[1]:
             return
-        capacity = max(256, self.entries.shape[2])
+        capacity = max(256, self.entries.shape[1])
         while capacity < used + rows:
             capacity *= 2
-        two, heads, _, dim = self.entries.shape
-        grown = self.entries.new_empty((two, heads, capacity, dim))
-        grown[:, :, :used] = self.entries[:, :, :used]
+        heads, _, dim = self.entries.shape
+        grown = self.entries.new_empty((heads, capacity, dim))
+        grown[:, :used] = self.entries[:, :used]
         self.entries = grown
 
     def commit(self) -> None:
@@ -76,15 +78,19 @@ class CachedHead:
     """
 
     def __init__(self, network: RecurrentNetwork, dtype: torch.dtype, device: torch.device, int4: bool = False) -> None:
+        _interleave(network)
         self.network = pack(network, dtype, device, int4)
         self.config: AttentionConfig = network.config
         self.dtype = dtype
         self.device = device
-        self._rotary = Rotary(self.config, device)
+        config = _decoder_config(self.config)
+        self._operations = choose_operations(config, dtype, device)
+        wide = torch.promote_types(dtype, torch.float32)
+        self._rope = Rope(config.rope_full, config.head_dim, config.context_length, device, wide)
 
     def new_cache(self) -> HeadCache:
         """An empty cache."""
-        shape = (2, self.config.num_kv_heads, 0, self.config.head_dim)
+        shape = (2 * self.config.num_kv_heads, 0, self.config.head_dim)
         return HeadCache(torch.empty(shape, dtype=self.dtype, device=self.device))
 
     def fuse(self, features: Mapping[Feature, Tensor]) -> Tensor:
@@ -114,17 +120,12 @@ class CachedHead:
         cache.reserve(rows)
         start = cache.length + cache.scratch
         bias = _bias(cache, rows, mask, self.dtype, self.device)
-        cos, sin = self._rotary.at(positions, self.dtype)
-        heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        turns = self._rope.turns(torch.tensor(positions, device=self.device), max(positions))
+        dim = self.config.head_dim
 
         def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            both = torch.cat([queries.view(rows, heads, dim), keys.view(rows, kv_heads, dim)], dim=1)
-            turned = self._rotary.turn(both, cos, sin)
-            stop = start + rows
-            cache.entries[0, :, start:stop] = turned[:, heads:].transpose(0, 1)
-            cache.entries[1, :, start:stop] = values.view(rows, kv_heads, dim).transpose(0, 1)
-            known_keys, known_values = cache.entries[:, :, :stop]
-            return attend(turned[:, :heads], known_keys, known_values, bias, dim**-0.5, None)
+            qkv = torch.cat([queries, keys, values], dim=-1).view(rows, -1, dim)
+            return self._operations.attention(qkv, turns, cache.entries, start, bias)
 
         output = self.network.step(token=token, state=state, attend=attention)
         cache.scratch += rows
@@ -143,6 +144,38 @@ def _bias(
     else:
         hidden = F.pad(torch.from_numpy(~mask), (cache.length, 0))
     return torch.zeros((rows, total), dtype=dtype).masked_fill_(hidden, -torch.inf).to(device)
+
+
+def _interleave(network: RecurrentNetwork) -> None:
+    """Put the rows of query and key products in interleaved rotary order, in place."""
+    config = network.config
+    for module in network.modules():
+        if isinstance(module, SelfAttention):
+            for product, heads in ((module.q_proj, config.num_heads), (module.k_proj, config.num_kv_heads)):
+                order = interleaved_rows(heads, config.head_dim).to(product.weight.device)
+                for parameter in product.parameters():
+                    parameter.data = parameter.data[order]
+
+
+def _decoder_config(config: AttentionConfig) -> DecoderConfig:
+    """The head's one layer as a decoder of one block."""
+    rope = RopeConfig(config.rope_theta, dict(config.rope_scaling))
+    return DecoderConfig(
+        family="llama",
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=1,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        context_length=config.context_length,
+        norm_eps=config.norm_eps,
+        rope_full=rope,
+        rope_sliding=rope,
+        windows=(None,),
+        qk_scale=config.head_dim**-0.5,
+    )
 
 
 Make = Callable[[Tensor, Tensor | None], Linear]
@@ -191,6 +224,18 @@ class _PackedMlp(nn.Module):
         return out
 
 
+class _PackedNorm(nn.Module):
+    """``RMSNorm`` by the function that is fastest for few rows."""
+
+    def __init__(self, norm: RMSNorm, function: Norm) -> None:
+        super().__init__()
+        self._norm = norm
+        self._function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._function(x, self._norm.weight, self._norm.eps)
+
+
 def pack(network: N, dtype: torch.dtype, device: torch.device, int4: bool = False) -> N:
     """The network in ``dtype`` on ``device``, for drafting only; on a CPU its products are prepacked, in place.
 
@@ -198,12 +243,13 @@ def pack(network: N, dtype: torch.dtype, device: torch.device, int4: bool = Fals
     """
     network.to(device, dtype)
     if device.type == "cpu" and dtype in (torch.bfloat16, torch.float32):
-        _pack_children(network, lambda weight, bias: packed_product(weight, bias, dtype, int4))
+        norm = choose_norm(dtype, device)
+        _pack_children(network, lambda weight, bias: packed_product(weight, bias, dtype, int4), norm)
         network.pack_target_rows(lambda rows: packed_product(rows, None, dtype, int4))
     return network
 
 
-def _pack_children(module: nn.Module, make: Make) -> None:
+def _pack_children(module: nn.Module, make: Make, norm: Norm) -> None:
     for name, child in module.named_children():
         if isinstance(child, SelfAttention):
             setattr(module, name, _PackedAttention(child, make))
@@ -211,5 +257,7 @@ def _pack_children(module: nn.Module, make: Make) -> None:
             setattr(module, name, _PackedMlp(child, make))
         elif isinstance(child, nn.Linear):
             setattr(module, name, _Packed([child], make))
+        elif isinstance(child, RMSNorm):
+            setattr(module, name, _PackedNorm(child, norm))
         else:
-            _pack_children(child, make)
+            _pack_children(child, make, norm)

@@ -13,74 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba import carray, njit
 from torch import Tensor
 
-from outrider.models.operations import Place, TorchOperations
+from outrider.models.jit import bf16_bits, exp, load, pointer
+from outrider.models.operations import Place, TorchOperations, torch_norm
 
 _NORM_ROWS = 64
 _ATTENTION_ROWS = 8
 _LARGEST = 8192  # rows x entries of one sequence beyond which torch's several threads win
-
-
-@intrinsic
-def _pointer(context: Any, address: Any) -> Any:
-    """An integer address as an untyped pointer."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), generate
-
-
-@intrinsic
-def _float_of(context: Any, bits: Any) -> Any:
-    """The float32 with these 32 bits."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-@intrinsic
-def _bits_of(context: Any, value: Any) -> Any:
-    """The 32 bits of a float32."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
-
-
-@njit(inline="always")
-def _load(value: Any) -> Any:
-    return _float_of(np.uint32(np.uint32(value) << np.uint32(16)))
-
-
-@njit(inline="always")
-def _round(value: Any) -> Any:
-    """float32 -> bfloat16 bits, round to nearest even."""
-    bits = _bits_of(np.float32(value))
-    return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
-
-
-@njit(inline="always")
-def _exp(value: Any) -> Any:
-    """exp in float32 without branches or calls, so that loops vectorise; relative error 8e-6 at most above -80."""
-    scaled = min(max(np.float32(value) * np.float32(1.4426950408889634), np.float32(-125.0)), np.float32(125.0))
-    whole = np.floor(scaled + np.float32(0.5))
-    rest = (scaled - whole) * np.float32(0.6931471805599453)  # at most 0.35: six terms give float32 precision
-    series = np.float32(1.0 / 720.0)
-    series = series * rest + np.float32(1.0 / 120.0)
-    series = series * rest + np.float32(1.0 / 24.0)
-    series = series * rest + np.float32(1.0 / 6.0)
-    series = series * rest + np.float32(0.5)
-    series = series * rest + np.float32(1.0)
-    series = series * rest + np.float32(1.0)
-    return series * _float_of(np.uint32(np.uint32(np.int32(whole) + np.int32(127)) << np.uint32(23)))
 
 
 # Rows are taken as views and indexed by loop variables alone: numba then knows that no index is negative, and LLVM
@@ -92,22 +33,22 @@ def _add_norm(
     x_at: int, delta_at: int, weight_at: int, sum_at: int, out_at: int, rows: int, size: int, eps: float
 ) -> None:
     """sum = x + delta (skipped when ``delta_at`` is 0), out = rms_norm(sum) * weight."""
-    weight = carray(_pointer(weight_at), size, np.uint16)
+    weight = carray(pointer(weight_at), size, np.uint16)
     for row in range(rows):
-        total = carray(_pointer(sum_at), (rows, size), np.uint16)[row]
-        out = carray(_pointer(out_at), (rows, size), np.uint16)[row]
+        total = carray(pointer(sum_at), (rows, size), np.uint16)[row]
+        out = carray(pointer(out_at), (rows, size), np.uint16)[row]
         if delta_at != 0:
-            x = carray(_pointer(x_at), (rows, size), np.uint16)[row]
-            delta = carray(_pointer(delta_at), (rows, size), np.uint16)[row]
+            x = carray(pointer(x_at), (rows, size), np.uint16)[row]
+            delta = carray(pointer(delta_at), (rows, size), np.uint16)[row]
             for i in range(size):
-                total[i] = _round(_load(x[i]) + _load(delta[i]))
+                total[i] = bf16_bits(load(x[i]) + load(delta[i]))
         squares = np.float32(0.0)
         for i in range(size):
-            value = _load(total[i])
+            value = load(total[i])
             squares += value * value
         factor = np.float32(1.0 / np.sqrt(squares / size + eps))
         for i in range(size):
-            out[i] = _round(_load(total[i]) * factor * _load(weight[i]))
+            out[i] = bf16_bits(load(total[i]) * factor * load(weight[i]))
 
 
 @njit(cache=True, fastmath=True, nogil=True)
@@ -118,7 +59,7 @@ def _softmax(scores: Any) -> Any:
         best = max(best, scores[s])
     total = np.float32(0.0)
     for s in range(len(scores)):
-        weight = _exp(scores[s] - best)
+        weight = exp(scores[s] - best)
         scores[s] = weight
         total += weight
     return total
@@ -128,7 +69,7 @@ def _softmax(scores: Any) -> Any:
 def _rotate(source: Any, turn: Any, target: Any, scale: float) -> None:
     """One head: interleaved pairs times complex turns, times ``scale``, as float32."""
     for j in range(len(turn) // 2):
-        real, imaginary = _load(source[2 * j]), _load(source[2 * j + 1])
+        real, imaginary = load(source[2 * j]), load(source[2 * j + 1])
         cosine, sine = turn[2 * j], turn[2 * j + 1]
         target[2 * j] = (real * cosine - imaginary * sine) * np.float32(scale)
         target[2 * j + 1] = (real * sine + imaginary * cosine) * np.float32(scale)
@@ -138,7 +79,7 @@ def _rotate(source: Any, turn: Any, target: Any, scale: float) -> None:
 def _widen(source: Any, target: Any) -> None:
     """bfloat16 -> float32."""
     for i in range(len(target)):
-        target[i] = _load(source[i])
+        target[i] = load(source[i])
 
 
 @njit(cache=True, fastmath=True, nogil=True)
@@ -191,10 +132,10 @@ def _attention(
 ) -> None:  # fmt: skip
     """One sequence's few rows; see ``TorchOperations.attention``."""
     group, total = heads // kv_heads, start + rows
-    qkv = carray(_pointer(qkv_at), (rows, heads + 2 * kv_heads, dim), np.uint16)
-    turns = carray(_pointer(turns_at), (rows, dim), np.float32)
-    entries = carray(_pointer(entries_at), (2 * kv_heads, capacity, dim), np.uint16)
-    out = carray(_pointer(out_at), (rows, heads, dim), np.uint16)
+    qkv = carray(pointer(qkv_at), (rows, heads + 2 * kv_heads, dim), np.uint16)
+    turns = carray(pointer(turns_at), (rows, dim), np.float32)
+    entries = carray(pointer(entries_at), (2 * kv_heads, capacity, dim), np.uint16)
+    out = carray(pointer(out_at), (rows, heads, dim), np.uint16)
     queries, mixed = np.empty((rows * group, dim), np.float32), np.empty(dim, np.float32)
     wide, scores = np.empty((total, dim), np.float32), np.empty((rows * group, total), np.float32)
     for head in range(kv_heads):
@@ -203,7 +144,7 @@ def _attention(
             key, value = entries[head, start + row], entries[kv_heads + head, start + row]
             new_value = qkv[row, heads + kv_heads + head]
             for j in range(dim):
-                key[j] = _round(mixed[j])
+                key[j] = bf16_bits(mixed[j])
                 value[j] = new_value[j]
             for member in range(group):
                 _rotate(qkv[row, head * group + member], turns[row], queries[row * group + member], scale)
@@ -214,7 +155,7 @@ def _attention(
             for member in range(group):
                 weights = scores[row * group + member]
                 if bias_at != 0:
-                    bias = carray(_pointer(bias_at), (rows, total), np.uint16)[row]
+                    bias = carray(pointer(bias_at), (rows, total), np.uint16)[row]
                     for s in range(total):
                         # fastmath assumes finite numbers: a hidden entry gets a large penalty, not -inf.
                         weights[s] = np.float32(-1.0e30) if bias[s] != 0 else weights[s]
@@ -222,7 +163,7 @@ def _attention(
                 _mix(weights, wide, mixed)
                 result = out[row, head * group + member]
                 for j in range(dim):
-                    result[j] = _round(mixed[j] * share)
+                    result[j] = bf16_bits(mixed[j] * share)
 
 
 @njit(cache=True, fastmath=True, nogil=True)
@@ -241,6 +182,16 @@ def _attention_of_many(
             out_at + first * heads * dim * 2,
             place[1], heads, kv_heads, dim, place[3], place[4], scale,
         )  # fmt: skip
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm(x) * weight of bfloat16 rows [n, size]."""
+    rows, size = x.shape
+    if rows > _NORM_ROWS or not x.is_contiguous():
+        return torch_norm(x, weight, eps)
+    out = torch.empty_like(x)
+    _add_norm(0, 0, weight.data_ptr(), x.data_ptr(), out.data_ptr(), rows, size, eps)
+    return out
 
 
 class CompiledOperations(TorchOperations):

@@ -189,11 +189,12 @@ class Decoder(LanguageModel):
             wanted.extend(part.start + row for row in local)
             counts.append(len(local))
         if wants_final:
-            x = kept[FINAL_HIDDEN] = F.rms_norm(x, (config.hidden_size,), self.final_norm, config.norm_eps)
+            _, x = self.operations.add_norm(x, None, self.final_norm)
+            kept[FINAL_HIDDEN] = x
         if wanted != list(range(x.shape[0])):
             x = x[torch.tensor(wanted, dtype=torch.long, device=self.device)]
         if not wants_final:
-            x = F.rms_norm(x, (config.hidden_size,), self.final_norm, config.norm_eps)
+            _, x = self.operations.add_norm(x, None, self.final_norm)
         logits = self.head(x) if wanted else x.new_empty((0, config.vocab_size))
         if config.final_soft_cap is not None:
             logits = torch.tanh(logits / config.final_soft_cap) * config.final_soft_cap

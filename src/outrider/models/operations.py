@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -78,11 +78,32 @@ class TorchOperations:
 
 
 def rotate(vectors: Tensor, turns: Tensor) -> None:
-    """Rotate [n, heads, head_dim] (interleaved pairs) by complex64 [n, 1, head_dim / 2], in place, in float32."""
-    wide = vectors.float()
+    """Rotate [n, heads, head_dim] (interleaved pairs) by complex [n, 1, head_dim / 2] in place, float32 or wider."""
+    wide = vectors.float() if vectors.element_size() < 4 else vectors
     torch.view_as_complex(wide.view(*wide.shape[:-1], -1, 2)).mul_(turns)
     if wide is not vectors:
         vectors.copy_(wide)
+
+
+Norm = Callable[[Tensor, Tensor, float], Tensor]
+"""rms_norm(x, eps) * weight of rows x [n, size]."""
+
+
+def torch_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The reference for ``compiled.rms_norm``: any dtype, device and number of rows."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def choose_norm(dtype: torch.dtype, device: torch.device) -> Norm:
+    """As ``choose_operations``, a norm alone."""
+    if device.type == "cpu" and dtype is torch.bfloat16:
+        try:
+            from outrider.models.compiled import rms_norm
+
+            return rms_norm
+        except (ImportError, RuntimeError):
+            return torch_norm
+    return torch_norm
 
 
 def choose_operations(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> TorchOperations:

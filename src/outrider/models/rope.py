@@ -24,18 +24,30 @@ def interleaved_rows(heads: int, head_dim: int) -> Tensor:
 
 
 class Rope:
-    """Turns [positions, head_dim / 2] for one kind of layer, from a table that grows by doubling."""
+    """Turns [positions, head_dim / 2] for one kind of layer, from a table that grows by doubling.
 
-    def __init__(self, config: RopeConfig, head_dim: int, context_length: int, device: torch.device) -> None:
+    ``dtype``: real type of their parts, float32 or float64.
+    """
+
+    def __init__(
+        self,
+        config: RopeConfig,
+        head_dim: int,
+        context_length: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.frequencies, self.magnitude = rope_frequencies(config, head_dim, context_length)
         self.device = device
-        self._table = torch.empty((0, head_dim // 2), dtype=torch.complex64, device=device)
+        self.dtype = dtype
+        self._table = torch.empty((0, head_dim // 2), dtype=dtype.to_complex(), device=device)
 
     def turns(self, positions: Tensor, highest: int) -> Tensor:
-        """complex64 [n, head_dim / 2] for int64 ``positions`` [n], none above ``highest``."""
+        """Complex [n, head_dim / 2] for int64 ``positions`` [n], none above ``highest``."""
         if highest >= self._table.shape[0]:
             size = max(512, 2 * (highest + 1))
             angles = torch.arange(size, dtype=torch.float32)[:, None] * self.frequencies[None, :]
+            angles = angles.to(self.dtype)
             self._table = torch.polar(torch.full_like(angles, self.magnitude), angles).to(self.device)
         return self._table.index_select(0, positions)
 
