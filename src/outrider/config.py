@@ -16,7 +16,7 @@ FALLBACK_DRAFTER = "ngram"
 class EngineConfig(BaseModel):
     """One engine. Parts are given as ``name`` or ``name:option=value,option=value`` (``engine/spec.py``).
 
-    ``drafter`` ``auto`` is the best head that ships for the target, else n-grams.
+    ``drafter`` ``auto`` is the best that ships for the target and fits the other options, else n-grams.
     ``shape``, ``verifier`` and ``proposal`` may be left out: the drafter's default shape; the best children at
     temperature 0 and for n-grams, drawn children otherwise; greedy matching at temperature 0, above it sample matching
     for the best children and multi-step sampling for drawn ones. ``lossy`` admits a verifier that changes the output,

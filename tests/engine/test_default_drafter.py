@@ -12,7 +12,7 @@ from engine.tiny_engines import build_engine
 from heads.tiny_heads import head_file
 from outrider.config import EngineConfig
 from outrider.drafters import shipped
-from outrider.drafters.shipped import default_drafters, shipped_head
+from outrider.drafters.shipped import all_default_drafters, shipped_head
 from outrider.engine.build import refusal_of
 from outrider.errors import IllegalCombinationError, ModelFileError, UnknownNameError
 from outrider.models.toy import ToyModel
@@ -23,10 +23,19 @@ TARGET = ToyModel(vocab_size=12, order=2, seed=3)
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
 
 
-def ship(monkeypatch: pytest.MonkeyPatch, folder: Path, head_target: ToyModel = TARGET, key: str = "mine") -> Path:
+HYBRID = "hybrid:(ngram@chain:3)+(eagle3@chain:2)"
+
+
+def ship(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    head_target: ToyModel = TARGET,
+    key: str = "mine",
+    defaults: tuple[str, ...] = ("eagle3",),
+) -> Path:
     """An index with an EAGLE-3 head for the target with ``key``; every target here has the key 'mine'."""
     path = head_file(folder / "eagle3.safetensors", "eagle3", head_target, range(1, 12, 2), seed=5)
-    entry = {"model": "tiny", "heads": {"eagle3": path.name}, "default": "eagle3"}
+    entry = {"model": "tiny", "heads": {"eagle3": path.name}, "default": list(defaults)}
     (folder / "index.json").write_text(json.dumps({key: entry}), encoding="utf-8")
     monkeypatch.setattr(shipped, "_folder", lambda: folder)
     monkeypatch.setattr(shipped, "fingerprint", lambda target: "mine")
@@ -60,6 +69,16 @@ def test_a_head_that_does_not_fit_stops_only_who_asked_for_it(tmp_path: Path, mo
         build_engine("eagle3", target=TARGET)
 
 
+def test_options_that_the_first_default_cannot_take_choose_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both members of the hybrid have a shape of their own, so none can be given beside it."""
+    ship(monkeypatch, tmp_path, defaults=(HYBRID, "eagle3"))
+    assert build_engine("auto", target=TARGET).describe()["drafter"] == HYBRID
+    assert build_engine("auto", "widths:2,1", target=TARGET).describe()["drafter"] == "eagle3"
+    assert refusal_of(EngineConfig(shape="widths:2,1"), Regime.SAMPLED) is None
+
+
 def test_a_damaged_installation_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ship(monkeypatch, tmp_path)
     path.write_bytes(path.read_bytes()[:100])
@@ -70,10 +89,10 @@ def test_a_damaged_installation_is_said(tmp_path: Path, monkeypatch: pytest.Monk
 def test_before_loading_only_what_no_default_can_do_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = EngineConfig(proposal=ProposalKind.IID, shape="chain:2")
     monkeypatch.setattr(shipped, "_folder", lambda: tmp_path)
-    assert default_drafters() == ()
+    assert all_default_drafters() == ()
     assert isinstance(refusal_of(drawn, Regime.SAMPLED), IllegalCombinationError)
     ship(monkeypatch, tmp_path)
-    assert default_drafters() == ("eagle3",)
+    assert all_default_drafters() == ("eagle3",)
     assert refusal_of(drawn, Regime.SAMPLED) is None
     assert isinstance(refusal_of(EngineConfig(shape="no-such-shape"), Regime.SAMPLED), UnknownNameError)
     engine = build_engine("auto", "chain:2", ProposalKind.IID, target=TARGET)

@@ -1,6 +1,7 @@
 """Heads that ship with the package: ``data/heads/index.json``, by the target's fingerprint.
 
-An entry names the model, the file of each method, and the drafter that is the default for this target.
+An entry names the model, the file of each method, and the drafters that ``auto`` stands for with this target: the first
+one that can be built with the other options.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ def shipped_head(method: str, target: LanguageModel) -> Path | None:
     return None if name is None else _folder() / name
 
 
-def default_drafter(target: LanguageModel) -> str | None:
-    """The drafter that ``auto`` stands for with this target, if heads ship for it."""
-    return _entry(target).get("default")
+def default_drafters(target: LanguageModel) -> tuple[str, ...]:
+    """The drafters that ``auto`` may stand for with this target, best first; none if no heads ship for it."""
+    return tuple(_entry(target).get("default", ()))
 
 
-def default_drafters() -> tuple[str, ...]:
-    """Every drafter that ``auto`` stands for with some target."""
-    return tuple(dict.fromkeys(entry["default"] for entry in _index().values() if "default" in entry))
+def all_default_drafters() -> tuple[str, ...]:
+    """Every drafter that ``auto`` may stand for with some target."""
+    return tuple(dict.fromkeys(name for entry in _index().values() for name in entry.get("default", ())))
 
 
 def _entry(target: LanguageModel) -> dict[str, Any]:

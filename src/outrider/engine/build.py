@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.config import AUTO, FALLBACK_DRAFTER, EngineConfig
 from outrider.drafters.base import Drafter, DraftParts
-from outrider.drafters.shipped import default_drafters
+from outrider.drafters.shipped import all_default_drafters
 from outrider.engine.loading import LoadedModel
 from outrider.engine.registry import VERIFIERS, load_class
 from outrider.engine.spec import PartSpec, parse_member, parse_part, split_outside_brackets
@@ -141,7 +141,7 @@ def build_lanes(
 
 def refusal_of(config: EngineConfig, regime: Regime) -> UsageError | None:
     """Why the parts cannot serve ``regime``; ``None`` if they can, ``auto`` with some drafter that it may stand for."""
-    names = (FALLBACK_DRAFTER, *default_drafters()) if config.drafter == AUTO else (config.drafter,)
+    names = (FALLBACK_DRAFTER, *all_default_drafters()) if config.drafter == AUTO else (config.drafter,)
     refusals = []
     for name in names:
         try:

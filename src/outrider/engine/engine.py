@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from outrider.config import AUTO, FALLBACK_DRAFTER, EngineConfig
 from outrider.drafters.base import DraftContext, Drafter, DraftSession
-from outrider.drafters.shipped import default_drafter
+from outrider.drafters.shipped import default_drafters
 from outrider.engine.build import DraftPlan, Lane, build_lanes, draft_models_needed, refusal_of
 from outrider.engine.loading import LoadedModel, Progress, load_model
 from outrider.engine.result import Event, Result
@@ -70,14 +70,13 @@ class Engine:
         self.tokenizer: Tokenizer = target.tokenizer
         names = [config.drafter]
         if config.drafter == AUTO:
-            shipped = default_drafter(target.model)
-            names = [FALLBACK_DRAFTER] if shipped is None else [shipped, FALLBACK_DRAFTER]
+            names = [*default_drafters(target.model), FALLBACK_DRAFTER]
         attempts = []
         for name in names:
             self.config = config.model_copy(update={"drafter": name})
             self._lanes, self._refusals = build_lanes(self.config, target, self._drafts)
             attempts.append(self._refusals)
-            # A shipped head that doesn't fit after all must not stop a run that never asked for it.
+            # A default that doesn't fit the other options must not stop a run that never asked for it.
             if self._lanes:
                 break
         else:
