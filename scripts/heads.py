@@ -23,7 +23,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider.cli.reexec import ensure_allocator
@@ -32,18 +32,12 @@ if __name__ == "__main__":
     ensure_allocator()
 
 import numpy as np
-import torch
 from benchmark import FIVE, MODEL, ROOT, environment, publish
-from torch import Tensor
 
 import outrider
-from outrider.drafters.base import DraftBudget, DraftContext, Observation
 from outrider.engine.engine import Engine
+from outrider.engine.recorded import guess_along
 from outrider.engine.result import Result
-from outrider.models.base import Segment
-from outrider.sampling.draw import SeededStream
-from outrider.sampling.transform import LogitsPipeline
-from outrider.types import Regime
 
 ROWS = ROOT / "docs" / "results" / "heads.jsonl"
 NEW_TOKENS = 128
@@ -139,7 +133,7 @@ def row_of(name: str, question: Question, result: Result, is_timed: bool) -> dic
         "question": question.number,
         "group": question.group,
         "tokens": len(result.tokens),
-        "passes": stats.num_drafts,
+        "passes": stats.num_steps,
         "accepted": stats.num_accepted_tokens,
         "drafted": stats.num_draft_tokens,
         "seconds": round(stats.decode_seconds, 4) if is_timed else None,
@@ -202,27 +196,44 @@ def _batched(
 
 ANSWERS = ROOT / "docs" / "results" / "heads-answers.json"  # token ids by question number; not committed
 _ANSWER_BATCH = 24
-_CHUNK = 256  # rows of a pass over a text
 
 
 def replay(args: argparse.Namespace) -> None:
+    for name in args.arms:
+        refuse_unreplayable(name)
     questions = questions_of(args.data, args.questions)
     answers = _plain_answers(questions)
     done = {(row["arm"], row["question"]) for row in known_rows()}
     with ROWS.open("a") as file:
         for name in args.arms:
-            if ARMS[name].temperature:
-                raise SystemExit(f"{name} samples; only greedy text can be replayed")
             engine = ARMS[name].engine()
             for question in questions:
                 answer = answers[question.number]
                 if (name, question.number) not in done and len(answer) > 1:
-                    counts = _along(engine, engine.encode(question.text), answer)
+                    counts = asdict(guess_along(engine, engine.encode(question.text), answer, NEW_TOKENS))
                     row = {"arm": name, "question": question.number, "group": question.group, "tokens": len(answer)}
                     file.write(json.dumps({**row, **counts, "seconds": None, "is_replayed": True}) + "\n")
                     file.flush()
                     print(f"\r{name} {question.number}   ", end="", file=sys.stderr)
     print(file=sys.stderr)
+
+
+def refuse_unreplayable(name: str) -> None:
+    """Only guesses that depend on the text alone can be replayed along bfloat16 answers.
+
+    Raises:
+        SystemExit: saying why not.
+    """
+    arm = ARMS[name]
+    reasons = {
+        "it samples": arm.temperature > 0,
+        "its weights are not bfloat16": arm.weights != "bf16",
+        "the controller's clock would decide": arm.adaptive,
+        "it drafts with the target's own cache": "layer_skip" in arm.drafter,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise SystemExit(f"{name} cannot be replayed: {reason}; use measure")
 
 
 def _plain_answers(questions: list[Question]) -> dict[int, list[int]]:
@@ -240,52 +251,11 @@ def _plain_answers(questions: list[Question]) -> dict[int, list[int]]:
     return known
 
 
-@torch.inference_mode()
-def _along(engine: Engine, prompt: list[int], answer: list[int]) -> dict[str, int]:
-    """Passes, guesses and accepted guesses when the drafter guesses along a known greedy answer."""
-    lane = engine.lane(Regime.GREEDY)
-    text, start = [*prompt, *answer], len(prompt)
-    hidden = _states(engine, text[:-1], lane.drafter.hidden)
-    params = outrider.SamplingParams(max_tokens=len(answer))
-    pipeline = LogitsPipeline(params, min(engine.model.vocab_size, engine.tokenizer.vocab_size), prompt=prompt)
-    session = lane.drafter.new_session()
-    session.begin(DraftContext(prompt, pipeline, SeededStream(0), engine.model, engine.model.new_cache()))
-    before = {name: state[: start - 1] for name, state in hidden.items()}
-    session.observe(Observation(answer[:1], _part(hidden, start - 1, start), prompt_hidden=before))
-    passes = drafted = accepted = 0
-    at = start + 1  # first token that is not committed
-    while at < len(text):
-        depth = len(text) - at - 1
-        tree = session.propose(DraftBudget(lane.drafter.tree_size if depth else 0, depth)).tree
-        kept = len(tree.walk(text[at:-1]))
-        passes, drafted, accepted = passes + 1, drafted + tree.drafted, accepted + kept
-        stop = at + kept + 1
-        session.observe(Observation(text[at:stop], _part(hidden, at - 1, stop - 1), accepted=kept))
-        at = stop
-    session.end()
-    return {"passes": passes, "drafted": drafted, "accepted": accepted}
-
-
-def _states(engine: Engine, tokens: list[int], names: tuple[str | int, ...]) -> dict[str | int, Tensor]:
-    """The target's hidden states [len(tokens), hidden] by name."""
-    cache, parts = engine.model.new_cache(), []
-    for first in range(0, len(tokens) if names else 0, _CHUNK):
-        chunk = tokens[first : first + _CHUNK]
-        with cache.speculation():
-            parts.append(engine.model.forward([Segment(cache, chunk, logit_rows=())], names)[0].hidden)
-            cache.commit(range(len(chunk)))
-    return {name: torch.cat([part[name] for part in parts]) for name in names}
-
-
-def _part(hidden: dict[str | int, Tensor], start: int, stop: int) -> dict[str | int, Tensor]:
-    return {name: state[start:stop] for name, state in hidden.items()}
-
-
 # -- the tables ----------------------------------------------------------------------------------------------------
 
 
 def acceptance_table(rows: list[dict[str, object]]) -> list[str]:
-    """Mean acceptance length (tokens per pass of the target, bonus included) by group; all tokens over all passes."""
+    """Tokens per pass of the target behind the prompt, its own token included, by group: all tokens over all passes."""
     lines = ["| arm | questions | " + " | ".join(GROUPS) + " | all |", "|---|---|" + "---|" * (len(GROUPS) + 1)]
     for name in ARMS:
         mine = [row for row in rows if row["arm"] == name and row["passes"]]
@@ -298,8 +268,8 @@ def acceptance_table(rows: list[dict[str, object]]) -> list[str]:
 
 def _length(rows: list[dict[str, object]]) -> str:
     passes = sum(int(str(row["passes"])) for row in rows)
-    kept = sum(int(str(row["accepted"])) for row in rows) + passes
-    return f"{kept / passes:.2f}" if passes else ""
+    tokens = sum(int(str(row["tokens"])) - 1 for row in rows)
+    return f"{tokens / passes:.2f}" if passes else ""
 
 
 def speed_table(rows: list[dict[str, object]]) -> list[str]:

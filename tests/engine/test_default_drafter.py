@@ -79,6 +79,15 @@ def test_options_that_the_first_default_cannot_take_choose_the_next_one(
     assert refusal_of(EngineConfig(shape="widths:2,1"), Regime.SAMPLED) is None
 
 
+def test_a_default_that_serves_one_regime_only_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn guesses of two sources are nothing that traversal verification is exact for; greedy ones are."""
+    ship(monkeypatch, tmp_path, defaults=(HYBRID, "eagle3"))
+    engine = build_engine("auto", target=TARGET, verifier="traversal")
+    assert engine.describe()["drafter"] == "eagle3"
+    sampled = PARAMS.model_copy(update={"temperature": 1.0})
+    assert len(engine.generate([3, 4], sampled).tokens) == 16
+
+
 def test_a_damaged_installation_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ship(monkeypatch, tmp_path)
     path.write_bytes(path.read_bytes()[:100])

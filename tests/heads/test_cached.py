@@ -205,3 +205,11 @@ def test_four_bit_products_are_the_rounded_weights_for_few_rows_and_many() -> No
     assert isinstance(made, Int4Linear)
     odd = packed_product(weight[:33], None, torch.bfloat16, int4=True)
     torch.testing.assert_close(odd(rows).float(), rows.float() @ weight[:33].T, atol=0.25, rtol=0.02)
+
+
+def test_a_network_drafts_for_one_cache_owner_only() -> None:
+    """Its rows are reordered in place, which must not happen twice."""
+    network = tiny_head("eagle3").double()
+    CachedHead(network, torch.float64, CPU)
+    with pytest.raises(ValueError, match="drafts already"):
+        CachedHead(network, torch.float64, CPU)

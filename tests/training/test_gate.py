@@ -24,12 +24,12 @@ from outrider.training.generate import Answer, Request, answer_all
 from outrider.training.objective import StepResult, simulated_acceptance
 from outrider.training.objectives.unrolled import (
     Eagle3Objective,
+    Eagle3Options,
     EagleObjective,
     EagleOptions,
     MtpObjective,
     MtpOptions,
     UnrolledObjective,
-    UnrolledOptions,
 )
 from training.tiny_llamas import letters
 from training.tiny_targets import decoder
@@ -81,7 +81,7 @@ def make(method: str, target: LanguageModel, steps: int = 3) -> UnrolledObjectiv
     network = network_class(method)(new_config(method, target))
     assert isinstance(network, RecurrentNetwork)
     cls, options = {
-        "eagle3": (Eagle3Objective, UnrolledOptions(steps=steps)),
+        "eagle3": (Eagle3Objective, Eagle3Options(steps=steps)),
         "eagle": (EagleObjective, EagleOptions(token_weight=1.0, noise=0.0)),
         "mtp": (MtpObjective, MtpOptions(steps=steps)),
     }[method]

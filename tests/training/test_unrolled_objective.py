@@ -15,6 +15,7 @@ from outrider.training.batch import Batch
 from outrider.training.objective import simulated_acceptance
 from outrider.training.objectives.unrolled import (
     Eagle3Objective,
+    Eagle3Options,
     EagleObjective,
     EagleOptions,
     MtpObjective,
@@ -29,7 +30,7 @@ DRAFT = torch.tensor([0, 1, 3, 4, 6, 7, 9, 10, 11, 14])
 ROWS = (((3, 5), (2, 6)), ((4, 7), (1, 2)))
 
 OBJECTIVES: dict[str, tuple[type[UnrolledObjective], UnrolledOptions]] = {
-    "eagle3": (Eagle3Objective, UnrolledOptions(steps=3)),
+    "eagle3": (Eagle3Objective, Eagle3Options(steps=3)),
     "eagle": (EagleObjective, EagleOptions()),
     "mtp": (MtpObjective, MtpOptions(steps=3, loss="soft_cross_entropy", attention="unrolled")),
 }
@@ -152,7 +153,7 @@ def test_positions_outside_the_draft_vocabulary_are_misses_without_a_loss() -> N
     b, t = outside.nonzero()[0].tolist()
     doubled.features["final"][b, t + 1] *= -1.0  # what the teacher says there is never asked
     network_reads_final = replace(doubled, best=batch.best)
-    other = Eagle3Objective(make_network("eagle3", TARGET, DRAFT, features=(1, 2)), TARGET, UnrolledOptions())
+    other = Eagle3Objective(make_network("eagle3", TARGET, DRAFT, features=(1, 2)), TARGET, Eagle3Options())
     torch.testing.assert_close(
         other.evaluate(network_reads_final, True, 1.0).loss, other.evaluate(batch, True, 1.0).loss
     )
@@ -210,7 +211,7 @@ def test_hard_labels_are_the_texts_own_tokens() -> None:
 
 
 def test_steps_grow_during_the_warm_up() -> None:
-    options = UnrolledOptions(steps=3, k_warmup=0.3)
+    options = Eagle3Options(steps=3, k_warmup=0.3)
     objective = Eagle3Objective(make_network("eagle3", TARGET, DRAFT), TARGET, options)
     batch = random_batch(TARGET, ROWS)
     at = {
@@ -246,7 +247,7 @@ def test_noise_is_for_training_only_and_follows_torchs_generator() -> None:
 
 def test_bfloat16_autocast_is_close_to_float32() -> None:
     network = make_network("eagle3", TARGET, DRAFT).float()
-    objective = Eagle3Objective(network, TARGET, UnrolledOptions(), torch.float32)
+    objective = Eagle3Objective(network, TARGET, Eagle3Options(), torch.float32)
     batch = random_batch(TARGET, ROWS)
     exact = objective.evaluate(batch, is_training=True, progress=1.0)
     with torch.autocast("cpu", torch.bfloat16):
@@ -277,6 +278,39 @@ def test_initialise_takes_output_rows_and_is_reproducible() -> None:
     assert all(torch.equal(first[name], value) for name, value in objective.module.state_dict().items())
     torch.testing.assert_close(first["lm_head.weight"], TARGET.output_rows(DRAFT))
     assert set(first) == set(objective.network.expected())
+
+
+def test_a_feature_loss_is_of_the_normed_output() -> None:
+    """Each step's own, in the positions that its token loss looks at, weighted as the steps are."""
+    batch = random_batch(TARGET, ROWS)
+    network = make_network("eagle3", TARGET, DRAFT)
+    plain = Eagle3Objective(network, TARGET, Eagle3Options(steps=2)).evaluate(batch, True, 1.0)
+    options = Eagle3Options(steps=2, feature_weight=3.0)
+    found = Eagle3Objective(network, TARGET, options).evaluate(batch, True, 1.0)
+    parts: list[list[Tensor]] = [[], []]
+    for document in documents_of(batch):
+        for t in range(document.tokens.shape[1]):
+            outputs = slow_outputs(network, TARGET, document, t, 2, is_unrolled=True)
+            for i, output in enumerate(outputs):
+                label = t + 2 + i
+                if label < document.tokens.shape[1] and bool(document.answers[0, label]):
+                    final = document.features["final"][0, label - 1]
+                    if int((TARGET.output_rows() @ final).argmax()) in DRAFT.tolist():
+                        parts[i].append(F.smooth_l1_loss(network.get_submodule("norm")(output), final).detach())
+    expected = 3.0 * sum(options.decay**i * float(torch.stack(one).mean()) for i, one in enumerate(parts))
+    assert found.parts["feature"] == pytest.approx(expected, rel=1e-5)
+    assert float(found.loss.detach()) == pytest.approx(float(plain.loss.detach()) + expected, rel=1e-5)
+
+
+def test_a_frozen_output_matrix_stays_and_the_rest_learns() -> None:
+    objective = Eagle3Objective(
+        make_network("eagle3", TARGET, DRAFT), TARGET, Eagle3Options(steps=2, freeze_output=True)
+    )
+    objective.evaluate(random_batch(TARGET, ROWS), True, 1.0).loss.backward()
+    named = dict(objective.module.named_parameters())
+    assert named.pop("lm_head.weight").grad is None
+    assert all(parameter.grad is not None for parameter in named.values())
+    assert {id(parameter) for parameter in objective.parameters()} == {id(parameter) for parameter in named.values()}
 
 
 def test_rows_of_a_prompt_learn_the_best_of_the_draft_vocabulary() -> None:

@@ -37,6 +37,7 @@ class HybridSession(EnsembleSession):
         super().__init__(members, kind, ())
 
     def propose(self, budget: DraftBudget) -> Proposal:
+        self._forget_trees()
         for index, member in enumerate(self.members):
             tree = member.propose(budget).tree
             self._trees[index] = tree

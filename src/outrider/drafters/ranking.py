@@ -8,6 +8,9 @@ blocks that the others' best tokens are in. The normaliser is float32. Knows no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -18,11 +21,13 @@ from outrider.sampling.params import SamplingParams
 from outrider.trees.shapes.base import FloatArray, RankedChildren
 from outrider.types import Regime
 
-try:
-    from outrider.drafters.ranking_compiled import best_of_rows, takes
-except (ImportError, RuntimeError):  # no numba here, or nowhere to keep what it compiles
-    best_of_rows = None  # type: ignore[assignment]
+BestOfRows = Callable[
+    [Tensor, float, int, NDArray[np.float32]], tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
+]
+"""``ranking_compiled.best_of_rows``."""
 
+MOST_ROWS, MOST_CHILDREN = 16, 32
+"""Up to which compiled ranking is faster."""
 _BLOCK = 32
 """Logits whose maximum stands for them."""
 _CHUNK = 16
@@ -47,7 +52,8 @@ def best_children(logits: Tensor, params: SamplingParams, k: int, least: FloatAr
     is_sampled = params.regime is Regime.SAMPLED
     scale = 1.0 / max(params.temperature, _COLDEST) if is_sampled else 1.0
     count, size = logits.shape
-    if best_of_rows is not None and takes(logits, k):
+    is_compiled = logits.dtype is torch.bfloat16 and logits.device.type == "cpu" and logits.stride(1) == 1
+    if is_compiled and count <= MOST_ROWS and 0 < k <= MOST_CHILDREN and (best_of_rows := _compiled()) is not None:
         floor = np.full(count, -_FAINTEST) if least is None else np.log(np.maximum(least, np.exp(-_FAINTEST)))
         found = RankedChildren(*best_of_rows(logits, scale, k, floor.astype(np.float32)))
         return _truncated(found, params) if is_sampled else found
@@ -64,6 +70,16 @@ def best_children(logits: Tensor, params: SamplingParams, k: int, least: FloatAr
     score = torch.exp(value.double() - log_sum[row].double())
     ranked = _sorted(useful[row].cpu().numpy(), token.cpu().numpy(), score.cpu().numpy(), k)
     return _truncated(ranked, params) if is_sampled else ranked
+
+
+@cache
+def _compiled() -> BestOfRows | None:
+    """The compiled ranking of few rows, imported when it is first of use; ``None`` where numba cannot compile."""
+    try:
+        from outrider.drafters.ranking_compiled import best_of_rows
+    except (ImportError, RuntimeError):  # no numba here, or nowhere to keep what it compiles
+        return None
+    return best_of_rows
 
 
 def _log_sum(whole: Tensor, maxima: Tensor, rows: Tensor, scale: float) -> Tensor:

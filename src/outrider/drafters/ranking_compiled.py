@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numba import carray, njit
 from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.models.jit import exp, load, pointer
 
-MOST_ROWS, MOST_CHILDREN = 16, 32
 _BLOCK = 64  # tokens whose greatest logit is compared first
 _FAST = {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"}  # all but ninf: forbidden tokens have a logit of -inf
 
@@ -34,20 +32,21 @@ def _best_of_row(row: Any, scale: float, least_log: float, tokens: Any, values: 
     total = np.float32(0.0)
     for i in range(size):
         total += exp((load(row[i]) - best) * factor)
-    log_sum = np.float32(best * factor + np.log(total))
-    floor = np.float32(log_sum + np.float32(least_log))  # scaled logits below are of no use
+    # Relative to the best logit: products of a cold request's factor and a whole logit would round by more than 1.
+    log_sum = np.float32(np.log(total))
+    floor = np.float32(log_sum + np.float32(least_log))
     found, most, last = 0, len(tokens), np.float32(-np.inf)  # once all places are taken, a logit must exceed the last
     for start in range(0, size, _BLOCK):
         block = row[start : start + _BLOCK]
         highest = np.float32(-np.inf)
         for i in range(len(block)):
             highest = max(highest, load(block[i]))
-        if highest <= last or highest * factor < floor:
+        if highest <= last or (highest - best) * factor < floor:
             continue
         for i in range(len(block)):
             value = load(block[i])
             # Tokens come in ascending order, so that an equal one found later stands behind.
-            if value <= last or value * factor < floor:
+            if value <= last or (value - best) * factor < floor:
                 continue
             place = found if found < most else most - 1
             while place > 0 and values[place - 1] < value:
@@ -58,7 +57,7 @@ def _best_of_row(row: Any, scale: float, least_log: float, tokens: Any, values: 
             if found == most:
                 last = values[most - 1]
     for place in range(found):
-        values[place] = values[place] * factor - log_sum
+        values[place] = (values[place] - best) * factor - log_sum
     return found
 
 
@@ -87,9 +86,3 @@ def best_of_rows(
     _best_of_rows(logits.data_ptr(), logits.stride(0), size, scale, least_log, tokens, values, found)
     is_found = np.arange(k) < found[:, None]
     return np.nonzero(is_found)[0], tokens[is_found], np.exp(values[is_found].astype(np.float64))
-
-
-def takes(logits: Tensor, k: int) -> bool:
-    """Whether these rows are few enough, and of the kind that is compiled."""
-    is_plain = logits.dtype is torch.bfloat16 and logits.device.type == "cpu" and logits.stride(1) == 1
-    return is_plain and logits.shape[0] <= MOST_ROWS and 0 < k <= MOST_CHILDREN

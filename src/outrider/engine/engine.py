@@ -71,16 +71,17 @@ class Engine:
         names = [config.drafter]
         if config.drafter == AUTO:
             names = [*default_drafters(target.model), FALLBACK_DRAFTER]
-        attempts = []
+        self._lanes: dict[Regime, Lane] = {}
         for name in names:
-            self.config = config.model_copy(update={"drafter": name})
-            self._lanes, self._refusals = build_lanes(self.config, target, self._drafts)
-            attempts.append(self._refusals)
+            named = config.model_copy(update={"drafter": name})
+            lanes, refusals = build_lanes(named, target, self._drafts)
             # A default that doesn't fit the other options must not stop a run that never asked for it.
-            if self._lanes:
+            if name == names[0] or len(lanes) > len(self._lanes):
+                self.config, self._lanes, self._refusals = named, lanes, refusals
+            if not refusals:
                 break
-        else:
-            raise attempts[0][Regime.GREEDY]
+        if not self._lanes:
+            raise refusals[Regime.GREEDY]
 
     # -- text in, text out ---------------------------------------------------------------------------------
 

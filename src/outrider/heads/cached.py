@@ -72,7 +72,8 @@ class CachedHead:
     """A recurrent network on its device and in its compute dtype, with attention over a ``HeadCache``.
 
     Args:
-        network: in evaluation mode; its products are packed in place.
+        network: in evaluation mode, for drafting only from now on: rows of its products are reordered and packed in
+            place.
         dtype, device: of computation.
         int4: round products to 4-bit groups, as ``pack``.
     """
@@ -147,8 +148,15 @@ def _bias(
 
 
 def _interleave(network: RecurrentNetwork) -> None:
-    """Put the rows of query and key products in interleaved rotary order, in place."""
+    """Put the rows of query and key products in interleaved rotary order, in place.
+
+    Raises:
+        ValueError: when that was done before, which would undo nothing and mix everything.
+    """
     config = network.config
+    if getattr(network, "is_interleaved", False):
+        raise ValueError(f"this {config.method} network drafts already: load its file again")
+    network.is_interleaved = True  # type: ignore[assignment]
     for module in network.modules():
         if isinstance(module, SelfAttention):
             for product, heads in ((module.q_proj, config.num_heads), (module.k_proj, config.num_kv_heads)):

@@ -187,7 +187,7 @@ def _attention_of_many(
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """rms_norm(x) * weight of bfloat16 rows [n, size]."""
     rows, size = x.shape
-    if rows > _NORM_ROWS or not x.is_contiguous():
+    if rows > _NORM_ROWS or not x.is_contiguous() or not x.dtype == weight.dtype == torch.bfloat16:
         return torch_norm(x, weight, eps)
     out = torch.empty_like(x)
     _add_norm(0, 0, weight.data_ptr(), x.data_ptr(), out.data_ptr(), rows, size, eps)

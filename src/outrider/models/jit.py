@@ -1,4 +1,7 @@
-"""bfloat16 numbers and raw addresses inside numba functions: what the compiled loops of several modules are made of."""
+"""bfloat16 numbers and raw addresses inside numba functions: what the compiled loops of several modules are made of.
+
+Numba keeps compiled loops on disk until their own file changes: after an edit here, touch the files that import this.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class TorchOperations:
 
         Args:
             qkv: [n, heads + 2 * kv_heads, head_dim]; overwritten.
-            turns: complex64 [n, head_dim / 2].
+            turns: complex [n, head_dim / 2].
             entries: one block's cache [2 * kv_heads, capacity, head_dim]; rows go to ``start ... start + n - 1``.
             bias: additive mask [n, start + n] of 0 and -inf, or ``None``.
 
@@ -64,7 +64,7 @@ class TorchOperations:
 
         Args:
             qkv: [n, heads + 2 * kv_heads, head_dim], the rows of all sequences; overwritten.
-            turns: complex64 [n, head_dim / 2].
+            turns: complex [n, head_dim / 2].
             places: which rows are whose, in order and without gaps.
 
         Returns:
@@ -91,7 +91,7 @@ Norm = Callable[[Tensor, Tensor, float], Tensor]
 
 def torch_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The reference for ``compiled.rms_norm``: any dtype, device and number of rows."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+    return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
 
 
 def choose_norm(dtype: torch.dtype, device: torch.device) -> Norm:

@@ -51,10 +51,10 @@ class EagleOptions(UnrolledOptions):
 
 
 class Eagle3Options(UnrolledOptions):
-    """EAGLE-3's defaults, and two departures from the paper that pay off with little data (docs/log.md)."""
+    """EAGLE-3's defaults, and two departures from the paper (measured in docs/log.md)."""
 
     feature_weight: float = Field(0.0, description="weight of a smooth L1 between normed output and feature", ge=0)
-    freeze_output: bool = Field(False, description="keep the target's rows as the output matrix")
+    freeze_output: bool = Field(False, description="leave the output matrix as it starts: less to compute")
 
 
 class MtpOptions(UnrolledOptions):

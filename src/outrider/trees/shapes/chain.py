@@ -12,13 +12,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from outrider.trees.shapes.base import (
+    BatchSource,
     Candidates,
     ChildSource,
     GrowLimits,
     Shape,
     ShapeOptions,
     add_children,
-    ranked_children,
 )
 from outrider.trees.shapes.fallback import HIGHEST, FallbackThreshold
 from outrider.trees.token_tree import TokenTree
@@ -77,7 +77,7 @@ class Chain(Shape):
         for _ in range(min(self._settings.length, limits.max_depth, limits.max_nodes)):
             if confidence < alpha:  # spares the draft call whose outcome is known
                 break
-            candidates = _candidates(source, tree, node)
+            candidates = self._candidates(source, tree, node)
             if self._is_unsure(candidates, confidence, alpha, is_first=node == 0):
                 break
             added = add_children(tree, node, candidates, 1, source.name, limits)
@@ -96,11 +96,11 @@ class Chain(Shape):
         best = candidates.confidence if self._settings.stop > 0.0 or alpha > 0.0 else 1.0
         return best < self._settings.stop or (not is_first and confidence * best < alpha)
 
-
-def _candidates(source: ChildSource, tree: TokenTree, node: int) -> Candidates:
-    """What may follow ``node``: the best guess alone where nothing is drawn, which a model's source finds faster."""
-    if tree.kind is ProposalKind.DETERMINISTIC:
-        best = ranked_children(source, tree, (node,), 1)
-        return Candidates(best.tokens.tolist(), best.scores.tolist())
-    (candidates,) = source.candidates(tree, (node,))
-    return candidates
+    def _candidates(self, source: ChildSource, tree: TokenTree, node: int) -> Candidates:
+        """What may follow ``node``: the best guess alone where no score is looked at, which a model finds faster."""
+        is_plain = tree.kind is ProposalKind.DETERMINISTIC and self._settings.stop == 0.0 and self._threshold is None
+        if is_plain and isinstance(source, BatchSource):
+            best = source.ranked(tree, (node,), 1)
+            return Candidates(best.tokens.tolist(), best.scores.tolist())
+        (candidates,) = source.candidates(tree, (node,))
+        return candidates
