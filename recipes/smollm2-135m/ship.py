@@ -19,11 +19,15 @@ import outrider
 from outrider.heads.file import load_head, read_card
 from outrider.models.fingerprint import fingerprint
 from outrider.models.shipped import folder, ship, shipped_models
+from outrider.training.curves import draw_curves, read_curves, write_curves
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "smollm2-135m"
 METHODS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "layer_skip")
-DEFAULT = ["ngram"]
+DEFAULT = [
+    "hybrid:(suffix@chain:7)+(eagle3@best_first:4,depth=4,decay=1,min_path_probability=0.2)",
+    "eagle3",  # where a shape is asked for
+]
 LARGEST = 25_000_000
 
 
@@ -47,8 +51,7 @@ def main() -> None:
             sys.exit(f"{file} was trained on another target")
         shutil.copyfile(file, target / MODEL / file.name)
         entry["heads"][method] = f"{MODEL}/{file.name}"
-        shutil.copyfile(source / f"{method}.png", pictures / f"{method}.png")
-        shutil.copyfile(source / f"{method}.curves.jsonl", pictures / f"{method}.curves.jsonl")
+        copy_curves(source, method, pictures)
         print(method, json.dumps(read_card(file))[:300])
     part = index_file.with_suffix(".part")
     part.write_text(json.dumps(index, indent=1) + "\n")
@@ -65,6 +68,17 @@ def main() -> None:
     tail = rest.partition("<!-- trainings:end -->")[2]
     rows = table(target, entry["heads"])
     page.write_text(f"{head}<!-- trainings:begin -->\n{rows}\n<!-- trainings:end -->{tail}")
+
+
+def copy_curves(source: Path, method: str, pictures: Path) -> None:
+    """The training's curves; behind those of its first stage, METHOD_a, where there was one."""
+    rows: list[dict[str, Any]] = []
+    for stage in (source / f"{method}_a.curves.jsonl", source / f"{method}.curves.jsonl"):
+        before = rows[-1]["tokens"] if rows else 0
+        if stage.exists():
+            rows += [{**row, "tokens": row["tokens"] + before} for row in read_curves(stage)]
+    write_curves(pictures, rows, f"{method}.curves.jsonl")
+    draw_curves(rows, pictures / f"{method}.png", method)
 
 
 def table(target: Path, heads: dict[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 Facts that shaped this file (2 cores, AVX512-BF16): a bfloat16 product with oneDNN-prepacked weights costs about the
 same from 1 to 16 rows; torch's int4 kernel reads a quarter of the bytes but its time grows with the rows, so it wins up
-to about 4. ``Int4Linear`` therefore holds both, of the same dequantised values.
+to about 8. ``Int4Linear`` therefore holds both, of the same dequantised values.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Int4Linear:
     rounding; ``docs/guarantees.md`` gives the measured gap.
     """
 
-    def __init__(self, weight: Int4Weight, bias: Tensor | None = None, few: int = 4) -> None:
+    def __init__(self, weight: Int4Weight, bias: Tensor | None = None, few: int = 8) -> None:
         self.few = few
         self.bias = None if bias is None else bias.to(torch.bfloat16)
         self.packed = torch._convert_weight_to_int4pack_for_cpu(weight.codes.to(torch.int32), 1)
