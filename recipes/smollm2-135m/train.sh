@@ -18,7 +18,7 @@ short=(--validation 0.003 --batch-tokens 512)
 outrider train medusa "${all[@]}" "${short[@]}" --output "$out/medusa.safetensors" --minutes 5
 outrider train small-model "${all[@]}" --validation 0.003 --output "$out/draft-1" --minutes 4.5
 outrider train small-model "${all[@]}" --validation 0.003 --output "$out/draft-2" --boost-against "$out/draft-1" --minutes 4.5
-outrider train mtp "${all[@]}" "${short[@]}" --output "$out/mtp.safetensors" --minutes 3.5 --set attention=unrolled
-outrider train hydra "${all[@]}" "${short[@]}" --output "$out/hydra.safetensors" --minutes 3.5
-outrider train layer-skip "${all[@]}" "${short[@]}" --output "$out/layer_skip.safetensors" --minutes 2.5
+outrider train mtp "${all[@]}" "${short[@]}" --output "$out/mtp.safetensors" --minutes 2 --set attention=unrolled
+outrider train hydra "${all[@]}" "${short[@]}" --output "$out/hydra.safetensors" --minutes 2
+outrider train layer-skip "${all[@]}" "${short[@]}" --output "$out/layer_skip.safetensors" --minutes 1.5
 python ship.py "$out"
