@@ -75,6 +75,9 @@ ARMS = {
     "plain": Arm(),
     "default": Arm("auto", adaptive=True),
     "plain-t1": Arm(temperature=1.0),
+    "suffix+eagle3": Arm(
+        "hybrid:(suffix@chain:7)+(eagle3@best_first:4,depth=4,decay=1,min_path_probability=0.2)", adaptive=True
+    ),
     "default-t1": Arm("auto", temperature=1.0),
     # Acceptance, bfloat16.
     "plain-bf16": Arm(weights="bf16"),

@@ -117,10 +117,11 @@ def engine_of(
     shape: str | None = None,
     target: ToyModel | None = None,
     draft_ids: Sequence[int] = (0, 2, 3, 4),
+    window: int = 256,
 ) -> Engine:
     target = target or ToyModel(VOCABULARY, order=1, sharpness=1.5, seed=4)
     path = head_file(folder / f"{method}.safetensors", method, target, draft_ids, seed=2)
-    return build_engine(f"{method}:head={path}", shape, target=target)
+    return build_engine(f"{method}:head={path},window={window}", shape, target=target)
 
 
 def same_as_plain(engine: Engine, prompts: Sequence[list[int]], session: Session | None = None) -> list[int]:
@@ -307,6 +308,34 @@ def test_long_prompts_arrive_in_pieces(tmp_path: Path, watch: Watch, monkeypatch
     prompt = random_prompts(1, VOCABULARY, seed=8, longest=60)[0] * 2
     assert len(prompt) > 20
     same_as_plain(engine_of(tmp_path, "eagle3", "chain:3"), [prompt])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_beginning_of_a_long_prompt_is_left_out(tmp_path: Path, watch: Watch, method: str) -> None:
+    """A chat goes on from the pairs that there are, and the target keeps its entries; a short prompt loses nothing."""
+    engine, session = engine_of(tmp_path, method, "widths:2,2", window=6), Session()
+    text = [*PROMPTS[0], *PROMPTS[1], *PROMPTS[2]]
+    assert len(text) > 12
+    same_as_plain(engine, [text], session)
+    draft = next(iter(session.drafts.values()))
+    assert isinstance(draft, RecurrentHeadSession)
+    # The prompt's last row comes with the first token: seven rows waited when the first tree was asked for.
+    first = draft.first
+    assert first == len(text) - 6
+    text = [*text, *engine.plain().generate(text, PARAMS).tokens]
+    watch.kept.clear()
+    same_as_plain(engine, [[*text, 3, 4], [*text[:-2], 5], [*text, *PROMPTS[0], *PROMPTS[1]], text[:3]], session)
+    assert watch.kept[0] == len(text) - 1 - first
+    assert watch.kept[-1] == 0
+    assert draft.first == 0
+
+
+def test_a_window_of_nothing_reads_everything(tmp_path: Path, watch: Watch) -> None:
+    engine, session = engine_of(tmp_path, "eagle3", "chain:2", window=0), Session()
+    same_as_plain(engine, [[*PROMPTS[0], *PROMPTS[1]]], session)
+    draft = next(iter(session.drafts.values()))
+    assert isinstance(draft, RecurrentHeadSession)
+    assert draft.first == 0
 
 
 # -- faults that the comparison must see -----------------------------------------------------------------------

@@ -11,7 +11,7 @@ from engine.tiny_engines import build_engine, engine_law, letters_tokenizer, ran
 from models.tiny_checkpoints import LLAMA, write_pretrained
 from outrider.drafters.base import DraftParts
 from outrider.drafters.feature_session import RecurrentHeadSession
-from outrider.drafters.head_options import HeadOptions
+from outrider.drafters.head_options import RecurrentHeadOptions
 from outrider.drafters.mtp import MtpDrafter
 from outrider.errors import IllegalCombinationError
 from outrider.heads.build import untrained_head
@@ -122,7 +122,7 @@ def test_a_guess_reads_its_parents_output_and_the_pairs_before(tmp_path: Path) -
     target = tiny(tmp_path / "tiny")
     head = untrained_head("mtp", target, seed=4)
     save_head(tmp_path / "mtp.safetensors", head, dtype=torch.float32)
-    options = HeadOptions(head=str(tmp_path / "mtp.safetensors"))
+    options = RecurrentHeadOptions(head=str(tmp_path / "mtp.safetensors"))
     drafter = MtpDrafter(options, Chain(ChainOptions(length=2)), DraftParts(target))
     session = drafter.new_session()
     text = [3, 1, 4, 1, 5, 9]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.drafters.base import DraftContext, Drafter, DraftOptions, DraftParts, GrowingSession, Observation
 from outrider.drafters.feature_source import DraftVocabulary, FeatureSource
-from outrider.drafters.head_options import HeadOptions, compute_dtype, open_head
+from outrider.drafters.head_options import RecurrentHeadOptions, compute_dtype, open_head
 from outrider.heads.cached import CachedHead
 from outrider.heads.config import Feature
 from outrider.heads.network import RecurrentNetwork
@@ -30,18 +30,19 @@ Features = dict[Feature, Tensor]
 class RecurrentHeadDrafter(Drafter):
     """Base of the drafters with a recurrent head; subclasses say which method."""
 
-    Options: ClassVar[type[DraftOptions]] = HeadOptions
+    Options: ClassVar[type[DraftOptions]] = RecurrentHeadOptions
     positional: ClassVar[str | None] = "head"
     samples = True
     method: ClassVar[str]
 
-    def __init__(self, options: HeadOptions, shape: Shape, parts: DraftParts) -> None:
+    def __init__(self, options: RecurrentHeadOptions, shape: Shape, parts: DraftParts) -> None:
         super().__init__(options, shape, parts)
         self.target = parts.target
+        self.window = options.window
         self.head = parts.once((self.method, options), lambda: self._open(options))
         self.hidden = self.head.config.features
 
-    def _open(self, options: HeadOptions) -> CachedHead:
+    def _open(self, options: RecurrentHeadOptions) -> CachedHead:
         network = open_head(self.method, options.head, self.parts)
         if not isinstance(network, RecurrentNetwork):
             raise TypeError(f"{self.method} is not a recurrent head")
@@ -49,14 +50,18 @@ class RecurrentHeadDrafter(Drafter):
         return CachedHead(network, compute_dtype(self.target), self.target.device, int4)
 
     def new_session(self) -> RecurrentHeadSession:
-        return RecurrentHeadSession(self.method, self.head, self.target, self.shape)
+        return RecurrentHeadSession(self.method, self.head, self.target, self.shape, self.window)
 
 
 class RecurrentHeadSession(GrowingSession):
-    """``first`` is the row of the first cached pair: 0 but for a text whose beginning was never observed."""
+    """``first`` is the row of the first cached pair: 0, unless a text's beginning is far back or was never observed.
 
-    def __init__(self, name: str, head: CachedHead, target: LanguageModel, shape: Shape) -> None:
+    ``window``: of more new rows than this at once (a long prompt) the first ones are left out; 0 leaves out none.
+    """
+
+    def __init__(self, name: str, head: CachedHead, target: LanguageModel, shape: Shape, window: int = 0) -> None:
         super().__init__(shape)
+        self.window = window
         self.name = name
         self.head = head
         self.target = target
@@ -74,14 +79,17 @@ class RecurrentHeadSession(GrowingSession):
 
     def reusable(self, prompt: Sequence[int]) -> int:
         # Pair t holds token t + 1, so the pair at the last shared token's row is another one in the new text.
-        shared = max(0, common_prefix(self.tokens, prompt) - 1)
-        return min(self.known, shared) if self.first == 0 else 0
+        shared = min(self.first + self.known, common_prefix(self.tokens, prompt) - 1)
+        return shared if shared > self.first else 0
 
     def begin(self, context: DraftContext) -> None:
         kept = min(self.reusable(context.prompt), context.target_cache.length)
-        if kept > self.cache.length:
+        if kept > self.first + self.cache.length:
             self._extend()
-        self._restart(0, kept)
+        if kept > self.first:
+            self._restart(self.first, kept - self.first)
+        else:
+            self._restart(0, 0)
         super().begin(context)
         self._vocabulary = DraftVocabulary(self.head.network.draft_ids, context.pipeline.vocab_size)
 
@@ -126,6 +134,10 @@ class RecurrentHeadSession(GrowingSession):
         if not self._waiting:
             return
         features = _joined_all(self._waiting)
+        if self.window and self._waiting_rows > self.window:
+            first = self.first + self.known - self.window
+            features = {name: state[-self.window :] for name, state in features.items()}
+            self._restart(first, 0)
         self._waiting, self._waiting_rows = [], 0
         for start in range(0, _rows(features), PREFILL_ROWS):
             chunk = {name: state[start : start + PREFILL_ROWS] for name, state in features.items()}

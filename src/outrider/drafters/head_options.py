@@ -45,6 +45,14 @@ class HeadOptions(DraftOptions):
         return self.weights == "int4" or (self.weights == "auto" and is_int4)
 
 
+class RecurrentHeadOptions(HeadOptions):
+    """Options of drafters whose head has a layer with attention."""
+
+    window: Annotated[
+        int, Field(ge=0, le=1_000_000, description="of a long prompt the head reads this many last rows; 0: all")
+    ] = 256
+
+
 def open_head(method: str, head: str, parts: DraftParts) -> DraftNetwork[Any]:
     """The network that ``head`` names, checked against the target, its target rows bound.
 
