@@ -79,8 +79,9 @@ class RecurrentHeadSession(GrowingSession):
 
     def reusable(self, prompt: Sequence[int]) -> int:
         # Pair t holds token t + 1, so the pair at the last shared token's row is another one in the new text.
-        shared = min(self.first + self.known, common_prefix(self.tokens, prompt) - 1)
-        return shared if shared > self.first else 0
+        shared = max(0, min(self.first + self.known, common_prefix(self.tokens, prompt) - 1))
+        # A beginning that was left out is not missed while a whole window follows it; one that never came is.
+        return shared if self.first == 0 or 0 < self.window <= shared - self.first else 0
 
     def begin(self, context: DraftContext) -> None:
         kept = min(self.reusable(context.prompt), context.target_cache.length)
