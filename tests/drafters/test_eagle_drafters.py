@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine.tiny_engines import build_engine, engine_law, letters_tokenizer, random_prompts
+from engine.tiny_engines import build_engine, distance_from_plain, letters_tokenizer, random_prompts
 from heads.tiny_heads import fill, head_file, head_for
 from outrider.drafters.base import DraftParts
 from outrider.drafters.feature_session import RecurrentHeadDrafter, RecurrentHeadSession
@@ -133,10 +133,9 @@ def test_the_law_is_the_targets_with_a_reduced_vocabulary(
     engine = build_engine(f"{method}:{path}", shape, kind, verifier, target=target, tokenizer=tokenizer, max_nodes=3)
     levels = 1 if kind is ProposalKind.IID and shape == "widths:2,1" else 2  # what enumerates in a second
     params = SamplingParams(temperature=0.9, max_tokens=levels + 2)
-    found, accepted = engine_law(monkeypatch, engine, [0, 1], params)
-    expected, _ = engine_law(monkeypatch, engine.plain(), [0, 1], params)
+    far, accepted = distance_from_plain(monkeypatch, engine, [0, 1], params)
     assert accepted == levels
-    assert 0.5 * sum(abs(found.get(key, 0.0) - expected.get(key, 0.0)) for key in found | expected) < 1e-12
+    assert far < 1e-12
 
 
 def test_a_distribution_that_is_not_the_one_drawn_from_is_caught(
@@ -230,10 +229,9 @@ def test_the_law_of_an_ensemble_with_a_head(monkeypatch: pytest.MonkeyPatch, tmp
     drafter = "ensemble:eagle3:random@widths:1,1+layer_skip:2@widths:2"
     engine = build_engine(drafter, target=target, tokenizer=tokenizer, max_nodes=4)
     params = SamplingParams(temperature=1.0, max_tokens=3)
-    found, accepted = engine_law(monkeypatch, engine, [0, 1], params)
-    expected, _ = engine_law(monkeypatch, engine.plain(), [0, 1], params)
+    far, accepted = distance_from_plain(monkeypatch, engine, [0, 1], params)
     assert accepted > 0
-    assert 0.5 * sum(abs(found.get(key, 0.0) - expected.get(key, 0.0)) for key in found | expected) < 1e-12
+    assert far < 1e-12
 
 
 # -- which head ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.tiny_engines import build_engine, engine_law, letters_tokenizer, random_prompts
+from engine.tiny_engines import build_engine, distance_from_plain, letters_tokenizer, random_prompts
 from outrider.config import EngineConfig
 from outrider.drafters.base import DraftBudget, DraftContext, DraftSession, Observation
 from outrider.drafters.ensemble import EnsembleSession, equal_shares
@@ -107,16 +107,9 @@ def two_sampled_members() -> Engine:
     return build_engine(TWO, target=target, tokenizer=letters_tokenizer(2, with_end=False), max_nodes=5)
 
 
-def distance_from_plain(monkeypatch: pytest.MonkeyPatch) -> float:
-    params = SamplingParams(temperature=1.0, max_tokens=4)
-    engine = two_sampled_members()
-    found, _ = engine_law(monkeypatch, engine, PROMPT, params)
-    expected, _ = engine_law(monkeypatch, engine.plain(), PROMPT, params)
-    return 0.5 * sum(abs(found.get(key, 0.0) - expected.get(key, 0.0)) for key in found | expected)
-
-
 def test_the_law_of_two_drawing_members_is_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert distance_from_plain(monkeypatch) < 1e-12
+    params = SamplingParams(temperature=1.0, max_tokens=4)
+    assert distance_from_plain(monkeypatch, two_sampled_members(), PROMPT, params)[0] < 1e-12
 
 
 def test_proposal_kinds() -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from engine.tiny_engines import build_engine, engine_law, letters_tokenizer
+from engine.tiny_engines import build_engine, distance, engine_law, letters_tokenizer
 from heads.tiny_heads import head_file
 from outrider.drafters.base import DraftParts
 from outrider.drafters.head_options import open_head
@@ -93,7 +93,7 @@ def test_a_draft_vocabulary_of_forbidden_tokens_keeps_the_law(
     expected, _ = engine_law(monkeypatch, engine.plain(), [0, 1], params)
     assert len(expected) == 8
     assert not {0, 2} & {token for tokens in expected for token in tokens[:3]}
-    assert 0.5 * sum(abs(found.get(key, 0.0) - expected.get(key, 0.0)) for key in found | expected) < 1e-12
+    assert distance(found, expected) < 1e-12
 
 
 def test_guesses_without_a_known_token_are_drawn_from_what_they_carry(tmp_path: Path) -> None:

@@ -198,6 +198,20 @@ def engine_law(
     return output_law(run), accepted
 
 
+def distance(one: Law, other: Law) -> float:
+    """Total variation."""
+    return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys())
+
+
+def distance_from_plain(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, prompt: Sequence[int], params: SamplingParams
+) -> tuple[float, int]:
+    """Total variation between the engine's law and plain decoding's, and the most guesses that one run accepted."""
+    found, accepted = engine_law(monkeypatch, engine, prompt, params)
+    expected, _ = engine_law(monkeypatch, engine.plain(), prompt, params)
+    return distance(found, expected), accepted
+
+
 def random_prompts(count: int, vocab_size: int, seed: int = 0, longest: int = 20) -> list[list[int]]:
     """Ragged prompts without the end token."""
     source = random.Random(seed)

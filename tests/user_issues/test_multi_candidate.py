@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.tiny_engines import Law
+from engine.tiny_engines import Law, distance
 from outrider.audit.enumeration import EnumeratingStream, output_law
 from outrider.engine.registry import VERIFIERS, load_class
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind, Regime, Topology
 from outrider.verifiers.base import Verifier
-from user_issues.toy_decoding import chain_law, distance
+from user_issues.toy_decoding import chain_law
 
 A, B, C, D, E, F = range(6)
 ROWS = [[0.0] * 6 for _ in range(7)]

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.tiny_engines import build_engine, engine_law, letters_tokenizer
+from engine.tiny_engines import build_engine, distance, engine_law, letters_tokenizer
 from outrider.drafters.small_model import SmallModelSession
 from outrider.engine.registry import VERIFIERS, load_class
 from outrider.models.toy import ToyModel
 from outrider.sampling.draw import Role, SeededStream
 from outrider.sampling.params import SamplingParams
 from outrider.types import ProposalKind, Regime, Topology
-from user_issues.toy_decoding import chain_law, distance, step_by_step
+from user_issues.toy_decoding import chain_law, step_by_step
 
 
 class NotesDraws(SeededStream):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.tiny_engines import build_engine, engine_law, letters_tokenizer
+from engine.tiny_engines import build_engine, distance, engine_law, letters_tokenizer
 from outrider.engine.engine import Engine
 from outrider.models.toy import ToyModel
 from outrider.sampling.params import SamplingParams
-from user_issues.toy_decoding import chain_law, distance
+from user_issues.toy_decoding import chain_law
 
 ROWS = [[0.1, 0.4, 0.2, 0.3], [0.35, 0.05, 0.35, 0.25], [0.3, 0.3, 0.1, 0.3], [0.25, 0.15, 0.5, 0.1]]
 OPINION = [[0.3, 0.2, 0.4, 0.1], [0.2, 0.3, 0.1, 0.4], [0.4, 0.3, 0.2, 0.1], [0.25] * 4]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,11 +73,6 @@ def chain_law(rows: Sequence[Sequence[float]], first: int, length: int) -> Law:
         return {(): 1.0}
     tails = {token: chain_law(rows, token, length - 1) for token, mass in enumerate(rows[first]) if mass > 0}
     return {(token, *tail): rows[first][token] * mass for token, law in tails.items() for tail, mass in law.items()}
-
-
-def distance(one: Mapping[tuple[int, ...], float], other: Mapping[tuple[int, ...], float]) -> float:
-    """Total variation."""
-    return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in one.keys() | other.keys())
 
 
 def tiny_decoder(

@@ -198,15 +198,15 @@ class CompiledOperations(TorchOperations):
     """``TorchOperations`` for bfloat16 on a CPU, compiled where that is faster."""
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if delta is None:
+            return x, rms_norm(x, weight, self.config.norm_eps)
         rows, size = x.shape
         if rows > _NORM_ROWS:
             return super().add_norm(x, delta, weight)
-        out = torch.empty_like(x)
-        total = x if delta is None else torch.empty_like(x)
-        delta_at = 0 if delta is None else delta.data_ptr()
+        total, out = torch.empty_like(x), torch.empty_like(x)
         _add_norm(
             x.data_ptr(),
-            delta_at,
+            delta.data_ptr(),
             weight.data_ptr(),
             total.data_ptr(),
             out.data_ptr(),

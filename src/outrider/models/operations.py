@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -96,23 +97,21 @@ def torch_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def choose_norm(dtype: torch.dtype, device: torch.device) -> Norm:
     """As ``choose_operations``, a norm alone."""
-    if device.type == "cpu" and dtype is torch.bfloat16:
-        try:
-            from outrider.models.compiled import rms_norm
-
-            return rms_norm
-        except (ImportError, RuntimeError):
-            return torch_norm
-    return torch_norm
+    compiled = _compiled(dtype, device)
+    return torch_norm if compiled is None else compiled.rms_norm
 
 
 def choose_operations(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> TorchOperations:
     """Compiled operations where they apply (bfloat16 on a CPU, numba installed), else torch's."""
-    if device.type == "cpu" and dtype is torch.bfloat16:
-        try:
-            from outrider.models.compiled import CompiledOperations
+    compiled = _compiled(dtype, device)
+    return TorchOperations(config) if compiled is None else compiled.CompiledOperations(config)
 
-            return CompiledOperations(config)
-        except (ImportError, RuntimeError):  # no numba here, or nowhere to keep what it compiles
-            return TorchOperations(config)
-    return TorchOperations(config)
+
+def _compiled(dtype: torch.dtype, device: torch.device) -> Any:
+    """``models/compiled.py``, imported when it is first of use; ``None`` where it does not apply."""
+    if device.type != "cpu" or dtype is not torch.bfloat16:
+        return None
+    try:
+        return importlib.import_module("outrider.models.compiled")
+    except (ImportError, RuntimeError):  # no numba here, or nowhere to keep what it compiles
+        return None
