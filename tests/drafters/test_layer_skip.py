@@ -24,6 +24,7 @@ from outrider.models.toy import ToyModel
 from outrider.models.weights import WeightFormat, WeightPlan
 from outrider.sampling.params import SamplingParams
 from outrider.trees.shapes.chain import Chain, ChainOptions
+from outrider.types import ProposalKind
 
 TOY = ToyModel(vocab_size=12, order=2, seed=3)
 FOUND = LayerSubset(
@@ -143,6 +144,18 @@ def test_the_fewer_are_left_out_the_more_is_accepted() -> None:
 
 
 # -- what is stored ----------------------------------------------------------------------------------------------
+
+
+def test_a_stop_looks_at_what_sampling_parameters_leave() -> None:
+    """With ``top_k`` 1 the best guess is the only one, however unsure the draft is without it."""
+    engine = build_engine("layer_skip:2", "chain:8,stop=0.9", ProposalKind.DETERMINISTIC)
+    drafted = [
+        engine.generate([3, 4, 5], SamplingParams(temperature=1.0, top_k=k, seed=1, max_tokens=20, ignore_eos=True))
+        for k in (0, 1)
+    ]
+    unsure, sure = (result.stats.num_draft_tokens for result in drafted)
+    assert unsure < sure
+    assert sure >= 20
 
 
 def test_a_stored_subset_is_used(tiny: Decoder, cache_folder: Path) -> None:

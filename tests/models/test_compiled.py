@@ -87,6 +87,14 @@ def test_no_rows_have_no_norm() -> None:
     assert compiled.rms_norm(torch.empty(0, 96).bfloat16(), torch.ones(96).bfloat16(), 1e-5).shape == (0, 96)
 
 
+def test_rows_of_a_wider_tensor_are_normed_too() -> None:
+    """The compiled loop reads rows one behind the other; these are not."""
+    wide = torch.randn(3, 200, generator=torch.Generator().manual_seed(2)).bfloat16()
+    weight = torch.rand(96, generator=torch.Generator().manual_seed(3)).bfloat16()
+    rows = wide[:, 40:136]
+    assert torch.equal(compiled.rms_norm(rows, weight, 1e-5), torch_norm(rows, weight, 1e-5))
+
+
 def test_only_bfloat16_norms_on_a_cpu_are_compiled() -> None:
     assert choose_norm(torch.bfloat16, torch.device("cpu")) is compiled.rms_norm
     assert choose_norm(torch.float32, torch.device("cpu")) is torch_norm
