@@ -23,8 +23,8 @@ def config(heads: int, kv_heads: int, dim: int) -> DecoderConfig:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 16), (8, 1, 256), (6, 2, 80)])
-@pytest.mark.parametrize("start", [0, 3, 40])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 16), (8, 1, 256), (6, 2, 80), (3, 1, 24)])
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 40])
 def test_attention_equals_float32_torch(rows: int, heads: int, kv_heads: int, dim: int, start: int) -> None:
     shape = config(heads, kv_heads, dim)
     generator = torch.Generator().manual_seed(rows * 100 + dim + start)
@@ -108,6 +108,20 @@ def test_large_scores_and_hidden_entries_stay_finite() -> None:
     bias = torch.tensor([[0.0, -torch.inf, 0.0, -torch.inf], [0.0, 0.0, -torch.inf, 0.0]]).bfloat16()
     out = compiled.CompiledOperations(shape).attention(qkv, torch.ones(2, 8, dtype=torch.complex64), entries, 2, bias)
     torch.testing.assert_close(out.float(), torch.full((2, 32), 60.0))
+
+
+def test_nothing_behind_the_last_entry_is_read() -> None:
+    """Keys come in fours; where the cache ends in the middle of four, whatever lies behind it must not count."""
+    shape = config(6, 2, 32)
+    qkv = torch.randn(3, 10, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    turns = torch.ones(3, 16, dtype=torch.complex64)
+    results = []
+    for rest in (0.0, float("nan")):
+        entries = torch.full((4, 40, 32), rest).bfloat16()
+        entries[:, :2] = 0.5
+        results.append(compiled.CompiledOperations(shape).attention(qkv.clone(), turns, entries, 2, None))
+    assert torch.equal(*results)
+    assert not results[0].isnan().any()
 
 
 def test_only_bfloat16_on_a_cpu_is_compiled() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.models.jit import bf16_bits, exp, load, pointer
 from outrider.models.operations import Place, TorchOperations, torch_norm
+from outrider.models.tiles import LANES, MOST_CHUNKS, TILE, mix_narrow, mix_wide, score_tile
 
 _NORM_ROWS = 64
 _ATTENTION_ROWS = 8
@@ -66,6 +67,25 @@ def _softmax(scores: Any) -> Any:
 
 
 @njit(cache=True, fastmath=True, nogil=True)
+def _normalise(scores: Any) -> None:
+    """softmax(scores) in place."""
+    share = np.float32(1.0) / _softmax(scores)
+    for s in range(len(scores)):
+        scores[s] *= share
+
+
+@njit(cache=True, fastmath=True, nogil=True)
+def _hide(bias: Any, scores: Any, group: int) -> None:
+    """A large penalty for entries that a row does not see: fastmath assumes finite numbers, so it is not -inf."""
+    rows, total = bias.shape
+    for row in range(rows):
+        for member in range(group):
+            hidden, mine = bias[row], scores[row * group + member]
+            for s in range(total):
+                mine[s] = np.float32(-1.0e30) if hidden[s] != 0 else mine[s]
+
+
+@njit(cache=True, fastmath=True, nogil=True)
 def _rotate(source: Any, turn: Any, target: Any, scale: float) -> None:
     """One head: interleaved pairs times complex turns, times ``scale``, as float32."""
     for j in range(len(turn) // 2):
@@ -76,53 +96,27 @@ def _rotate(source: Any, turn: Any, target: Any, scale: float) -> None:
 
 
 @njit(cache=True, fastmath=True, nogil=True)
-def _widen(source: Any, target: Any) -> None:
-    """bfloat16 -> float32."""
-    for i in range(len(target)):
-        target[i] = load(source[i])
+def _score(queries: Any, keys_at: int, total: int, scores: Any) -> None:
+    """scores[r, s] = query r . key s of a multiple of four rows; columns behind ``total`` are not to be used."""
+    count, dim = queries.shape
+    last_at = keys_at + (total - 1) * dim * 2
+    for s in range(0, total, TILE):
+        for first in range(0, count, TILE):
+            queries_at, scores_at = queries[first].ctypes.data, scores[first].ctypes.data + 4 * s
+            score_tile(queries_at, keys_at + s * dim * 2, last_at, dim, scores_at, scores.shape[1])
 
 
 @njit(cache=True, fastmath=True, nogil=True)
-def _score(queries: Any, keys: Any, scores: Any) -> None:
-    """scores[r, s] = query r . key s; four rows at a time share the loads of a key."""
-    count, total = scores.shape
-    for first in range(0, count - count % 4, 4):
-        q0, q1, q2, q3 = queries[first], queries[first + 1], queries[first + 2], queries[first + 3]
-        s0, s1, s2, s3 = scores[first], scores[first + 1], scores[first + 2], scores[first + 3]
-        for s in range(total):
-            key = keys[s]
-            a = b = c = d = np.float32(0.0)
-            for j in range(len(key)):
-                a += q0[j] * key[j]
-                b += q1[j] * key[j]
-                c += q2[j] * key[j]
-                d += q3[j] * key[j]
-            s0[s], s1[s], s2[s], s3[s] = a, b, c, d
-    for r in range(count - count % 4, count):
-        query, row = queries[r], scores[r]
-        for s in range(total):
-            key = keys[s]
-            a = np.float32(0.0)
-            for j in range(len(key)):
-                a += query[j] * key[j]
-            row[s] = a
-
-
-@njit(cache=True, fastmath=True, nogil=True)
-def _mix(weights: Any, values: Any, mixed: Any) -> None:
-    """mixed = sum over s of weights[s] * values[s]; four values at a time save passes over ``mixed``."""
-    total = len(weights)
-    for j in range(len(mixed)):
-        mixed[j] = np.float32(0.0)
-    for first in range(0, total - total % 4, 4):
-        p0, p1, p2, p3 = weights[first], weights[first + 1], weights[first + 2], weights[first + 3]
-        v0, v1, v2, v3 = values[first], values[first + 1], values[first + 2], values[first + 3]
-        for j in range(len(mixed)):
-            mixed[j] += p0 * v0[j] + p1 * v1[j] + p2 * v2[j] + p3 * v3[j]
-    for s in range(total - total % 4, total):
-        value = values[s]
-        for j in range(len(mixed)):
-            mixed[j] += weights[s] * value[j]
+def _mix(weights: Any, values_at: int, total: int, mixed: Any) -> None:
+    """mixed[r] = sum over s of weights[r, s] * value s, of a multiple of four rows."""
+    count, dim = mixed.shape
+    for first in range(0, count, TILE):
+        weights_at, mixed_at = weights[first].ctypes.data, mixed[first].ctypes.data
+        wide = dim - dim % (MOST_CHUNKS * LANES)
+        for done in range(0, wide, MOST_CHUNKS * LANES):
+            mix_wide(weights_at, weights.shape[1], values_at + 2 * done, dim, total, mixed_at + 4 * done)
+        for done in range(wide, dim, LANES):
+            mix_narrow(weights_at, weights.shape[1], values_at + 2 * done, dim, total, mixed_at + 4 * done)
 
 
 @njit(cache=True, fastmath=True, nogil=True)
@@ -136,34 +130,31 @@ def _attention(
     turns = carray(pointer(turns_at), (rows, dim), np.float32)
     entries = carray(pointer(entries_at), (2 * kv_heads, capacity, dim), np.uint16)
     out = carray(pointer(out_at), (rows, heads, dim), np.uint16)
-    queries, mixed = np.empty((rows * group, dim), np.float32), np.empty(dim, np.float32)
-    wide, scores = np.empty((total, dim), np.float32), np.empty((rows * group, total), np.float32)
+    count = -(-rows * group // TILE) * TILE  # whole tiles; rows behind the last query stay zero
+    queries, mixed = np.zeros((count, dim), np.float32), np.empty((count, dim), np.float32)
+    scores, turned = np.empty((count, -(-total // TILE) * TILE), np.float32), np.empty(dim, np.float32)
     for head in range(kv_heads):
         for row in range(rows):
-            _rotate(qkv[row, heads + head], turns[row], mixed, 1.0)
+            _rotate(qkv[row, heads + head], turns[row], turned, 1.0)
             key, value = entries[head, start + row], entries[kv_heads + head, start + row]
             new_value = qkv[row, heads + kv_heads + head]
             for j in range(dim):
-                key[j] = bf16_bits(mixed[j])
+                key[j] = bf16_bits(turned[j])
                 value[j] = new_value[j]
             for member in range(group):
                 _rotate(qkv[row, head * group + member], turns[row], queries[row * group + member], scale)
-        _widen(entries[head, :total].reshape(total * dim), wide.reshape(total * dim))
-        _score(queries, wide, scores)
-        _widen(entries[kv_heads + head, :total].reshape(total * dim), wide.reshape(total * dim))
+        entry = capacity * dim * 2
+        _score(queries, entries_at + head * entry, total, scores)
+        if bias_at != 0:
+            _hide(carray(pointer(bias_at), (rows, total), np.uint16), scores, group)
+        for query in range(rows * group):
+            _normalise(scores[query, :total])
+        _mix(scores, entries_at + (kv_heads + head) * entry, total, mixed)
         for row in range(rows):
             for member in range(group):
-                weights = scores[row * group + member]
-                if bias_at != 0:
-                    bias = carray(pointer(bias_at), (rows, total), np.uint16)[row]
-                    for s in range(total):
-                        # fastmath assumes finite numbers: a hidden entry gets a large penalty, not -inf.
-                        weights[s] = np.float32(-1.0e30) if bias[s] != 0 else weights[s]
-                share = np.float32(1.0) / _softmax(weights)
-                _mix(weights, wide, mixed)
-                result = out[row, head * group + member]
+                result, mixture = out[row, head * group + member], mixed[row * group + member]
                 for j in range(dim):
-                    result[j] = bf16_bits(mixed[j] * share)
+                    result[j] = bf16_bits(mixture[j])
 
 
 @njit(cache=True, fastmath=True, nogil=True)
@@ -260,5 +251,6 @@ class CompiledOperations(TorchOperations):
 
     def _is_few(self, rows: int, start: int) -> bool:
         """Whether one sequence's rows are few enough for compiled attention."""
+        config = self.config
         is_small = rows <= _ATTENTION_ROWS and rows * (start + rows) <= _LARGEST
-        return is_small and self.config.attention_soft_cap is None
+        return is_small and config.attention_soft_cap is None and config.head_dim % LANES == 0
