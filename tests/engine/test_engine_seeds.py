@@ -89,7 +89,7 @@ def test_seeded_requests_teach_the_controller_nothing(monkeypatch: pytest.Monkey
     """They draft a full tree whatever the level chosen, so their seconds belong to no level."""
     seen: list[int] = []
     record = "outrider.schedules.controller.Controller.record"
-    monkeypatch.setattr(record, lambda self, drafted, emitted, seconds, is_costly: seen.append(drafted))
+    monkeypatch.setattr(record, lambda self, drafted, *rest: seen.append(drafted))
     engine = build_engine("small_model", "chain:6", adaptive=True)
     engine.generate(PROMPTS[0], seeded(1))
     list(engine.run([(0, PROMPTS[0], seeded(1)), (1, PROMPTS[1], BASE)], batch=2))
@@ -103,7 +103,7 @@ def test_the_controller_counts_tokens_per_sequence(monkeypatch: pytest.MonkeyPat
     """Five sequences that keep one token each are one token per step, as one sequence is: rates stay comparable."""
     seen: list[float] = []
     record = "outrider.schedules.controller.Controller.record"
-    monkeypatch.setattr(record, lambda self, drafted, emitted, seconds, is_costly: seen.append(emitted))
+    monkeypatch.setattr(record, lambda self, drafted, emitted, *rest: seen.append(emitted))
     engine = build_engine("replay:1.0", "chain:3", target=ToyModel(vocab_size=12), adaptive=True)
     monkeypatch.setattr("outrider.schedules.controller.Controller.choose", lambda self: 3)
     params = SamplingParams(max_tokens=9, ignore_eos=True)

@@ -1,87 +1,143 @@
 """Turns speculation up, down and off by what it measures, so that it is never a loss that nobody sees.
 
-Three levels: plain decoding, a short tree, the full budget. Each keeps the tokens per second of its latest steps, and
-the best one is used. The other ones are tried again now and then under a budget: a level that was tried in vain owes
-the seconds that it lost against the best one, and waits until ``_SHARE`` of the time that passes has paid them back. So
-a tree that costs little is tried often, one that costs much seldom, and all trials together cost a few per cent. Steps
-in which a drafter found nothing, and paid nothing for that, count as plain ones: they cost the same. Only the clock is
-measured, no model of the machine is assumed.
+Three levels: plain decoding, a short tree, the full budget. What a level is worth is its speed against plain decoding:
+tokens kept over the time they took, in units of what a plain step takes *now* (a step that found nothing to guess
+measures that too, without its drafting). Acceptance is luck from step to step, and a few dozen steps cannot tell 10%
+from nothing, so a level is used while it *may* be the best: by the upper end of what its steps leave possible
+(discounted UCB, Garivier and Moulines 2011, arXiv:0805.3415), by what it did lately and in the longer run. A clear loss
+is seen after a few steps, a small one after some hundred; old steps count less and less, so a level that was turned off
+is tried again, the more rarely the more it lost. Steps in which a drafter found nothing, and paid nothing for that,
+say nothing about a level: they cost what plain ones cost. Only the clock is measured, no model of the machine is
+assumed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from statistics import median
 
 SHORT_TREE = 3
-_WINDOW = 24  # steps that a level's rate is computed from
-_TRIAL_STEPS = 4  # steps before a level is judged
-_SHARE = 0.015  # of the time, per level: what trials may lose
-_PAUSE = 16  # steps between two trials of a level at least
-_GIVE_UP = 5  # best-level steps' worth of loss that end a trial early
-_MARGIN = 1.02  # a level must beat plain decoding by this much to be used
+_MEMORIES = ((160.0, 1.0), (24.0, 1.5))
+"""Steps after which a step counts 1/e, and standard errors above the mean that a level is given: the longer memory
+finds small losses, the shorter one follows a turn for the worse."""
+_SPREAD = 0.5  # standard deviation of a step's tokens, relative, believed of a level before it has shown its own
+_OUTLIER = 4.0  # times its usual duration that a step counts at most: one disturbance decides nothing
+_PLAIN_STEPS = 2  # before anything else
+_PLAIN_WINDOW = 8  # plain steps whose median is what a plain step takes
+_PLAIN_AGE = 64  # steps after which that is measured anew
+_FREE = 0.02  # share of a step below which drafting costs nothing that matters: a look-up that found nothing
 
 
 @dataclass(slots=True)
-class _Level:
-    max_nodes: int
-    steps: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    trial: int = _TRIAL_STEPS  # steps of the trial that is going on
-    next_trial: int = 0
-    debt: float = 0.0  # seconds lost in trials and not yet paid back
+class _Memory:
+    """Discounted sums over steps: tokens x, and durations y in plain steps."""
+
+    keep: float  # what a step counts one step later
+    doubt: float
+    count: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    yy: float = 0.0
+
+    def add(self, tokens: float, duration: float) -> None:
+        if self.count > 1.0:
+            duration = min(duration, _OUTLIER * self.y / self.count)
+        self.count += 1.0
+        self.x += tokens
+        self.y += duration
+        self.xx += tokens * tokens
+        self.xy += tokens * duration
+        self.yy += duration * duration
+
+    def age(self) -> None:
+        self.count *= self.keep
+        self.x *= self.keep
+        self.y *= self.keep
+        self.xx *= self.keep
+        self.xy *= self.keep
+        self.yy *= self.keep
 
     @property
-    def rate(self) -> float:
-        """Tokens per second; the longest step is left out, since one disturbance would otherwise decide."""
-        steps = sorted(self.steps, key=lambda step: step[1])
-        steps = steps[:-1] if len(steps) > 2 else steps
-        return sum(tokens for tokens, _ in steps) / max(1e-9, sum(seconds for _, seconds in steps))
+    def hope(self) -> float:
+        """Times plain decoding, at the upper end of what the steps leave possible."""
+        if self.count < 1e-6:
+            return math.inf
+        speed, mean = self.x / self.y, self.x / self.count
+        scatter = max(0.0, self.xx - 2.0 * speed * self.xy + speed * speed * self.yy)
+        variance = (scatter + (_SPREAD * mean) ** 2) / (self.count + 1.0)
+        return speed * (1.0 + self.doubt * math.sqrt(variance / self.count) / mean)
+
+
+class _Level:
+    """A tree size and what its steps did."""
+
+    def __init__(self, max_nodes: int) -> None:
+        self.max_nodes = max_nodes
+        self.memories = [_Memory(math.exp(-1.0 / steps), doubt) for steps, doubt in _MEMORIES]
+
+    @property
+    def hope(self) -> float:
+        return min(memory.hope for memory in self.memories)
+
+    def add(self, tokens: float, duration: float) -> None:
+        for memory in self.memories:
+            memory.add(tokens, duration)
+
+    def age(self) -> None:
+        for memory in self.memories:
+            memory.age()
 
 
 class Controller:
     """Chooses the node budget of each step. One per engine; call ``choose``, run the step, call ``record``."""
 
     def __init__(self, full_budget: int) -> None:
-        sizes = sorted({0, min(SHORT_TREE, full_budget), full_budget})
+        sizes = sorted({min(SHORT_TREE, full_budget), full_budget} - {0})
         self.levels = [_Level(size) for size in sizes]
         self.step = 0
-        self._current = self.levels[0]
+        self._current: _Level | None = None
+        self._plain: deque[float] = deque(maxlen=_PLAIN_WINDOW)
+        self._plain_age = 0
+
+    @property
+    def plain_seconds(self) -> float:
+        """What a plain step takes now; 0 before the first."""
+        return median(self._plain) if self._plain else 0.0
 
     def choose(self) -> int:
         """Nodes that the next step may draft."""
         self.step += 1
-        self._current = self._pick()
-        return self._current.max_nodes
+        if len(self._plain) < _PLAIN_STEPS or self._plain_age >= _PLAIN_AGE:
+            self._current = None
+        else:
+            best = max(self.levels, key=lambda level: level.hope, default=None)
+            self._current = best if best is not None and best.hope > 1.0 else None
+        return 0 if self._current is None else self._current.max_nodes
 
-    def record(self, drafted: int, emitted: float, seconds: float, is_costly: bool = False) -> None:
-        """What the step did: tokens kept (for each sequence of a batch) and wall-clock seconds, drafting included.
+    def record(
+        self, drafted: int, emitted: float, seconds: float, draft_seconds: float = 0.0, has_extra_rows: bool = False
+    ) -> None:
+        """What the step did.
 
-        ``is_costly``: the step cost more than a plain one, whether or not anything was drafted.
+        Args:
+            drafted: guesses of all sequences.
+            emitted: tokens kept, for each sequence of a batch; a step that kept none is ignored.
+            seconds: wall clock, drafting included.
+            draft_seconds: of them, what drafting took.
+            has_extra_rows: the target's pass had rows besides the tree.
         """
         if emitted <= 0:
             return
-        level = self._current if drafted or is_costly else self.levels[0]
-        level.steps.append((emitted, seconds))
-        level.trial = max(0, level.trial - 1)
-        best = self._best()
-        loss = seconds - emitted / best.rate
-        for other in self.levels:
-            other.debt = max(0.0, other.debt - _SHARE * seconds + (loss if other is level is not best else 0.0))
-        if level.debt > _GIVE_UP * sum(s for _, s in best.steps) / len(best.steps):
-            level.trial = 0
-
-    def _best(self) -> _Level:
-        plain = self.levels[0]
-        return max(self.levels, key=lambda level: level.rate * (_MARGIN if level is plain else 1.0))
-
-    def _pick(self) -> _Level:
+        is_plain = drafted == 0 and not has_extra_rows
+        if self._current is not None and not (is_plain and draft_seconds <= _FREE * seconds):
+            self._current.add(emitted, seconds / self.plain_seconds)
+        self._plain_age += 1
+        if is_plain:
+            self._plain.append(seconds - draft_seconds)
+            self._plain_age = 0
         for level in self.levels:
-            if level.trial > 0:
-                return level
-        best = self._best()
-        for level in self.levels:
-            if level is not best and level.debt == 0.0 and self.step >= level.next_trial:
-                level.trial, level.next_trial = _TRIAL_STEPS, self.step + _TRIAL_STEPS + _PAUSE
-                level.steps.clear()
-                return level
-        return best
+            level.age()

@@ -23,9 +23,6 @@ from outrider.trees.token_tree import TokenTree
 from outrider.types import StepRecord, StepTimes
 from outrider.verifiers.base import Verdict
 
-_FREE = 0.02
-"""Drafting below this share of the target's pass costs nothing that matters: a look-up that found nothing."""
-
 
 class Clock:
     """Laps of one step; waits for the GPU before each reading when there is one."""
@@ -122,8 +119,8 @@ class Synchronous(Schedule):
             drafted = sum(proposal.tree.drafted for proposal in proposals)
             # Per sequence, so that steps of different batch sizes can be compared.
             tokens = sum(len(emitted) for emitted, _ in kept) / share
-            is_costly = draft > _FREE * target or any(proposal.segment is not None for proposal in proposals)
-            controller.record(drafted, tokens, draft + target + verify + other, is_costly)
+            has_extra_rows = any(proposal.segment is not None for proposal in proposals)
+            controller.record(drafted, tokens, draft + target + verify + other, draft, has_extra_rows)
         times = StepTimes(draft / share, target / share, verify / share, other / share)
         return [
             self._record(sequence, "decode", proposal.tree, verdict, emitted, trimmed, times)
