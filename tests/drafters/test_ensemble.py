@@ -79,6 +79,46 @@ def test_shares_of_a_budget(budget: int, sizes: list[int], expected: list[int]) 
     assert equal_shares(budget, sizes) == expected
 
 
+BEST = "ensemble:(layer_skip:2@best_first:8)+(layer_skip:3@best_first:8)"
+
+
+def test_a_budget_keeps_the_best_of_the_union() -> None:
+    """Every member guesses with the whole budget; the guesses that they find most probable on average stay."""
+    session, _ = session_of(build_engine(f"{BEST},budget=8"))
+    assert isinstance(session, EnsembleSession)
+    tree = session.propose(DraftBudget(64, 8)).tree
+    own = session._trees
+    assert [len(member) for member in own if member is not None] == [9, 9]
+    assert tree.drafted == 8
+    union, _ = session_of(build_engine(BEST))
+    assert paths(tree) < paths(union.propose(DraftBudget(64, 8)).tree)
+    scores = {
+        path: sum(
+            member.scores[nodes[-1]]
+            for member in own
+            if member is not None and len(nodes := member.walk(path)) == len(path)
+        )
+        for path in {path for member in own if member is not None for path in paths(member)}
+    }
+    kept = paths(tree)
+    assert min(scores[path] for path in kept) >= max(score for path, score in scores.items() if path not in kept)
+
+
+def test_a_small_step_keeps_fewer() -> None:
+    session, _ = session_of(build_engine(f"{BEST},budget=8"))
+    assert session.propose(DraftBudget(3, 8)).tree.drafted == 3
+    assert session.propose(DraftBudget(0, 8)).tree.drafted == 0
+
+
+def test_the_text_is_the_targets_with_a_budget() -> None:
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    engine = build_engine(f"{BEST},budget=6")
+    result = engine.generate(PROMPT, params)
+    assert result.tokens == engine.plain().generate(PROMPT, params).tokens
+    assert result.stats.num_accepted_tokens > 5
+    assert max(record.drafted for record in result.records) == 6
+
+
 def test_the_description_names_the_members_shapes() -> None:
     described = build_engine("ensemble:ngram@chain:2+layer_skip@widths:2,2").describe()["shape"]
     assert described.startswith("ngram@chain:length=2")
@@ -134,6 +174,8 @@ def test_proposal_kinds() -> None:
         ("ensemble:ngram+", "a member has no name"),
         ("ensemble:ngram@chain:2@chain:3+replay", "DRAFTER@SHAPE"),
         ("ensemble:(ngram+replay", "bracket"),
+        ("ensemble:(ngram@chain:4)+(layer_skip:2@best_first:8),budget=8", "shape of member 1 does not tell"),
+        ("hybrid:(ngram@best_first:4)+(layer_skip:2@best_first:8),budget=8", "budget"),
     ],
 )
 def test_refusals(drafter: str, message: str) -> None:

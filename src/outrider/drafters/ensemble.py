@@ -31,6 +31,8 @@ from outrider.trees.shapes.base import Shape
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind
 
+MOST_GUESSES = 4096
+
 
 class MemberOptions(DraftOptions):
     """Options of drafters that are made of others."""
@@ -40,10 +42,24 @@ class MemberOptions(DraftOptions):
     )
 
 
+class EnsembleOptions(MemberOptions):
+    """Options of ``Ensemble``."""
+
+    budget: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=MOST_GUESSES,
+            description="guesses kept of the union, by the members' mean path probability (members with best_first "
+            "only); 0 keeps all and shares the budget among the members",
+        ),
+    ] = 0
+
+
 class Ensemble(Drafter):
     """The union of its members' trees."""
 
-    Options: ClassVar[type[DraftOptions]] = MemberOptions
+    Options: ClassVar[type[DraftOptions]] = EnsembleOptions
     positional: ClassVar[str | None] = "members"
     samples = True
     members_option = "members"
@@ -60,25 +76,33 @@ class Ensemble(Drafter):
                 f"{self.name} needs two members or more, got '{options.members}': {self.name}:ngram+layer_skip"
             )
         self.hidden = tuple({name: None for member in self.members for name in member.hidden})
+        self.budget = options.budget if isinstance(options, EnsembleOptions) else 0
+        unscored = [number for number, member in enumerate(self.members, 1) if not member.shape.scores]
+        if self.budget and unscored:
+            raise InvalidOptionError(
+                f"{self.name}: budget={self.budget} chooses by path probability, which the shape of member "
+                f"{unscored[0]} does not tell; give each one that does (MEMBER@best_first:16), or leave budget out"
+            )
         is_fixed = all(member.shape.proposal is ProposalKind.DETERMINISTIC for member in self.members)
         self.kind = ProposalKind.DETERMINISTIC if is_fixed else ProposalKind.PER_SOURCE
 
     @property
     def tree_size(self) -> int:
-        return sum(member.tree_size for member in self.members)
+        return self.budget or sum(member.tree_size for member in self.members)
 
     def new_session(self) -> EnsembleSession:
         sizes = [member.tree_size for member in self.members]
-        return EnsembleSession([member.new_session() for member in self.members], self.kind, sizes)
+        return EnsembleSession([member.new_session() for member in self.members], self.kind, sizes, self.budget)
 
 
 class EnsembleSession(DraftSession):
     """Members' sessions side by side, the guesses that each makes at most, and the trees that they proposed last."""
 
-    def __init__(self, members: list[DraftSession], kind: ProposalKind, sizes: Sequence[int]) -> None:
+    def __init__(self, members: list[DraftSession], kind: ProposalKind, sizes: Sequence[int], budget: int = 0) -> None:
         self.members = members
         self.kind = kind
         self._sizes = sizes
+        self._budget = budget
         self._trees: list[TokenTree | None] = [None] * len(members)
 
     def begin(self, context: DraftContext) -> None:
@@ -91,13 +115,15 @@ class EnsembleSession(DraftSession):
 
     def propose(self, budget: DraftBudget) -> Proposal:
         # Fixed before anything is drawn: what a member may draw never depends on another one's luck.
-        shares = equal_shares(budget.max_nodes, self._sizes)
+        most = min(self._budget, budget.max_nodes)
+        shares = [most] * len(self.members) if self._budget else equal_shares(budget.max_nodes, self._sizes)
         trees = [
             member.propose(DraftBudget(share, budget.max_depth)).tree
             for member, share in zip(self.members, shares, strict=True)
         ]
         self._trees = [*trees]
-        return Proposal(reduce(lambda a, b: merge(a, b, self.kind), trees))
+        merged = reduce(lambda a, b: merge(a, b, self.kind), trees)
+        return Proposal(merged.prune(mean_scores(merged, trees), most) if self._budget else merged)
 
     def observe(self, observation: Observation) -> None:
         accepted = observation.committed[: observation.accepted]
@@ -113,6 +139,20 @@ class EnsembleSession(DraftSession):
 
     def _forget_trees(self) -> None:
         self._trees = [None] * len(self.members)
+
+
+def mean_scores(merged: TokenTree, trees: Sequence[TokenTree]) -> list[float]:
+    """Path probability of each node of the union, averaged over ``trees``; 0 in a tree that lacks it.
+
+    No node scores more than its parent, since none does in any tree.
+    """
+    scores = [0.0] * len(merged)
+    for tree in trees:
+        place = [0] * len(tree)
+        for node in range(1, len(tree)):
+            place[node] = merged.children(place[tree.parents[node]])[tree.tokens[node]]
+            scores[place[node]] += tree.scores[node] / len(trees)
+    return scores
 
 
 def equal_shares(budget: int, sizes: Sequence[int]) -> list[int]:

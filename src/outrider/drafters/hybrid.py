@@ -8,8 +8,10 @@ over only when it has drawn nothing, so nothing drawn is ever dropped. Knows no 
 
 from __future__ import annotations
 
-from outrider.drafters.base import DraftBudget, DraftSession, Proposal
-from outrider.drafters.ensemble import Ensemble, EnsembleSession
+from typing import ClassVar
+
+from outrider.drafters.base import DraftBudget, DraftOptions, DraftSession, Proposal
+from outrider.drafters.ensemble import Ensemble, EnsembleSession, MemberOptions
 from outrider.trees.merge import merge
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind
@@ -18,6 +20,7 @@ from outrider.types import ProposalKind
 class Hybrid(Ensemble):
     """One member's tree: that of the first member, in the order of ``members``, with a guess."""
 
+    Options: ClassVar[type[DraftOptions]] = MemberOptions
     name = "hybrid"
     summary = "drafters asked in turn: the first one that finds something guesses alone"
     source = "SuffixDecoding, Oliaro et al. 2024, arXiv:2411.04975"

@@ -43,7 +43,8 @@ class TokenTree:
     """A growing tree of guessed tokens.
 
     ``tokens[n]``, ``parents[n]`` (-1 for the root), ``depths[n]`` and ``sources[n]`` (the drafter that proposed the
-    node) are lists in topological order. Any ``rows`` are float tensors [vocabulary], probabilities.
+    node) are lists in topological order. Any ``rows`` are float tensors [vocabulary], probabilities. ``scores[n]`` is
+    the probability of the path to n by its drafter, root 1, where the shape tells it (``Shape.scores``), else empty.
     """
 
     def __init__(self, root_token: int, kind: ProposalKind = ProposalKind.DETERMINISTIC) -> None:
@@ -53,6 +54,7 @@ class TokenTree:
         self.depths: list[int] = [0]
         self.sources: list[str] = [""]
         self.rows: list[Tensor] = []
+        self.scores: list[float] = []
         self._trials: dict[int, list[Trial]] = {}
         self._children: dict[int, dict[int, int]] = {}
 
