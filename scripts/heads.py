@@ -39,7 +39,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.recorded import guess_along
 from outrider.engine.result import Result
 
-ROWS = ROOT / "docs" / "results" / "heads.jsonl"
+ROWS = Path(os.environ.get("ROWS", ROOT / "docs" / "results" / "heads.jsonl"))
 NEW_TOKENS = 128
 GROUPS = (*FIVE, "mt_bench")
 
@@ -99,7 +99,7 @@ ARMS = {
     "boost-1": Arm("small_model", "best_first:16", draft_model="smollm2-135m-draft-1", weights="bf16"),
     "boost-2": Arm("small_model", "best_first:16", draft_model="smollm2-135m-draft-2", weights="bf16"),
     "boost-1+2": Arm(
-        "ensemble:(small_model@best_first:8)+(small_model@best_first:8)",
+        "ensemble:(small_model@best_first:16)+(small_model@best_first:16),budget=16",
         draft_model="smollm2-135m-draft-1,smollm2-135m-draft-2",
         weights="bf16",
     ),

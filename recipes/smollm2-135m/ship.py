@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = "smollm2-135m"
 METHODS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "layer_skip")
 DEFAULT = [
-    "hybrid:ngram@chain:7+(eagle3@best_first:4,depth=4,decay=1,min_path_probability=0.3)",
+    "hybrid:ngram@chain:{guesses}+(eagle3@best_first:{guesses},depth=4,decay=1,min_path_probability=0.2,min_expand_probability=0.6)",
     "eagle3",  # where a shape is asked for
 ]
 LARGEST = 25_000_000

@@ -79,6 +79,15 @@ def test_options_that_the_first_default_cannot_take_choose_the_next_one(
     assert refusal_of(EngineConfig(shape="widths:2,1"), Regime.SAMPLED) is None
 
 
+def test_a_default_makes_as_many_guesses_as_a_cheap_pass_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ship(monkeypatch, tmp_path, defaults=("hybrid:(ngram@chain:{guesses})+(eagle3@chain:{guesses})",))
+    monkeypatch.setattr(ToyModel, "cheap_rows", 4)
+    assert build_engine("auto", target=TARGET).describe()["drafter"] == HYBRID.replace("chain:2", "chain:3")
+    assert refusal_of(EngineConfig(), Regime.SAMPLED) is None
+
+
 def test_a_default_that_serves_one_regime_only_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawn guesses of two sources are nothing that traversal verification is exact for; greedy ones are."""
     ship(monkeypatch, tmp_path, defaults=(HYBRID, "eagle3"))

@@ -24,7 +24,14 @@ from outrider.models.toy import ToyModel
 from outrider.sampling.draw import SeededStream
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.transform import LogitsPipeline
-from outrider.trees.shapes.base import Candidates, FloatArray, GrowLimits, RankedChildren, rank_candidates
+from outrider.trees.shapes.base import (
+    BatchSource,
+    Candidates,
+    FloatArray,
+    GrowLimits,
+    RankedChildren,
+    rank_candidates,
+)
 from outrider.trees.shapes.best_first import PRESETS, BestFirst, BestFirstOptions
 from outrider.trees.token_tree import TokenTree
 from outrider.trees.topology import ancestors_mask
@@ -188,6 +195,47 @@ def test_the_least_path_probability() -> None:
     assert shape(10, min_path_probability=1.0).grow(0, source, limits()).drafted == 0
 
 
+def test_unlikely_paths_are_guessed_but_not_followed() -> None:
+    """Every node above the threshold is expanded; of those below it only the nodes themselves are guessed."""
+    for least in (0.3, 0.1):
+        source = ToySource(4)
+        scores = all_scores(source)
+        expected = {
+            path
+            for path in scores
+            if len(path) == 1 or all(scores[path[:n]] >= math.log(least) for n in range(1, len(path)))
+        }
+        grown = shape(4000, preset="custom", min_expand_probability=least).grow(0, source, limits())
+        assert set(paths(grown)) == expected
+    nothing_followed = shape(10, preset="custom", min_expand_probability=1.0).grow(0, ToySource(4), limits())
+    assert set(nothing_followed.depths) == {0, 1}
+
+
+def test_no_draft_pass_is_made_for_what_comes_too_late() -> None:
+    """A full budget's least probable node cannot have a child among the best, so it is not evaluated."""
+
+    class Sure:
+        name = "sure"
+        passes = 0
+
+        def candidates(self, tree: TokenTree, nodes: Sequence[int]) -> list[Candidates]:
+            self.passes += 1
+            return [Candidates([1], [0.9]) for _ in nodes]
+
+    source = Sure()
+    assert shape(3, preset="custom").grow(0, source, limits(max_depth=9)).drafted == 3
+    assert source.passes == 3
+
+
+def test_scores_are_path_probabilities() -> None:
+    source = ToySource(4)
+    tree = shape(40, preset="custom").grow(0, source, limits())
+    known = all_scores(source)
+    assert tree.scores[0] == 1.0
+    for node in range(1, len(tree)):
+        assert tree.scores[node] == pytest.approx(math.exp(known[tuple(tree.path_tokens(node))]))
+
+
 def test_lists_without_a_distribution() -> None:
     tree = shape(50).grow(0, ListSource(2), limits())
     assert is_closed(paths(tree))
@@ -218,18 +266,29 @@ def test_certain_tokens_tie_with_their_parents() -> None:
     assert paths(tree) == [(1,), (1, 1), (1, 1, 1)]
 
 
+NO_THRESHOLDS = {"min_path_probability": 0.0, "min_expand_probability": 0.0}
+
+
 def test_presets_fill_in_what_is_not_given() -> None:
     assert BestFirstOptions() == BestFirstOptions(preset="specexec")
     for name, values in PRESETS.items():
         filled = BestFirstOptions.model_validate({"preset": name, "budget": "99"})
-        assert filled.model_dump() == {**values, "budget": 99, "preset": name, "min_path_probability": 0.0}
+        assert filled.model_dump() == {**values, "budget": 99, "preset": name, **NO_THRESHOLDS}
     changed = BestFirstOptions.model_validate({"preset": "eagle2", "beam": "4"})
     assert (changed.beam, changed.branch, changed.expand) == (4, 10, "level")
 
 
 @pytest.mark.parametrize(
     "value",
-    [{"budget": 0}, {"budget": 4097}, {"preset": "none"}, {"decay": 0.0}, {"beam": 0}, {"min_path_probability": 2}],
+    [
+        {"budget": 0},
+        {"budget": 4097},
+        {"preset": "none"},
+        {"decay": 0.0},
+        {"beam": 0},
+        {"min_path_probability": 2},
+        {"min_expand_probability": -1},
+    ],
 )
 def test_wrong_options_are_refused(value: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
@@ -246,7 +305,7 @@ def test_drawn_proposals_are_refused() -> None:
 # -- with a model behind it --------------------------------------------------------------------------------------------
 
 
-class Following(ToySource):
+class Following(ToySource, BatchSource):
     """A ``BatchSource`` that remembers by path which nodes it evaluated."""
 
     def __init__(self, seed: int) -> None:
@@ -363,7 +422,7 @@ def test_masks_of_large_trees_are_quick(size: int) -> None:
         assert mask[size - 1, 0]
 
 
-class ReadySource:
+class ReadySource(BatchSource):
     """The same ranked children everywhere, in a batch, at no cost."""
 
     name = "ready"

@@ -7,7 +7,7 @@ verifier.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,14 +19,14 @@ from torch import Tensor
 from outrider.drafters.ranking import best_children
 from outrider.models.base import FULL, LanguageModel, Segment, SequenceCache, Sublayers
 from outrider.sampling.transform import LogitsPipeline
-from outrider.trees.shapes.base import Candidates, FloatArray, RankedChildren, rank_candidates
+from outrider.trees.shapes.base import BatchSource, Candidates, FloatArray, RankedChildren, rank_candidates
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind
 
 _FIRST_SLOTS = 64
 
 
-class RowSource(ABC):
+class RowSource(BatchSource):
     """A ``ChildSource`` for one proposal.
 
     Args:

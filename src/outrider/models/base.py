@@ -166,6 +166,11 @@ class LanguageModel(ABC):
         """Whether ``skip`` is honoured."""
         return False
 
+    @property
+    def cheap_rows(self) -> int:
+        """Rows of a pass that cost little more than one: what default trees are made for."""
+        return 8
+
     # -- what draft heads build on ---------------------------------------------------------------------------
 
     @abstractmethod

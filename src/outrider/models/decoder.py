@@ -19,7 +19,7 @@ from outrider.models.base import FINAL_HIDDEN, FULL, LanguageModel, Segment, Seg
 from outrider.models.cache import KVCache
 from outrider.models.checkpoint import Checkpoint
 from outrider.models.config import DecoderConfig
-from outrider.models.linear import Linear
+from outrider.models.linear import INT4_BLOCK, Linear
 from outrider.models.operations import Place, choose_operations
 from outrider.models.request import check_request
 from outrider.models.rope import Rope, interleaved_rows
@@ -88,6 +88,10 @@ class Decoder(LanguageModel):
     @property
     def supports_skip(self) -> bool:
         return True
+
+    @property
+    def cheap_rows(self) -> int:
+        return INT4_BLOCK if self.has_int4 else super().cheap_rows
 
     def new_cache(self) -> KVCache:
         return KVCache(self.config, self.plan.dtype, self.device)

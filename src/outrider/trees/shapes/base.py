@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -91,20 +91,22 @@ class RankedChildren:
     scores: NDArray[np.float64]
 
 
-@runtime_checkable
-class BatchSource(Protocol):
-    """What a ``ChildSource`` with a model behind it can do besides: rank many nodes at once, follow a renumbering."""
+class BatchSource(ABC):
+    """What a ``ChildSource`` with a model behind it can do besides: rank many nodes at once, follow a renumbering.
 
+    A base class and no protocol: shapes ask for it at every draft pass, and asking for a protocol takes 80 us.
+    """
+
+    @abstractmethod
     def ranked(self, tree: TokenTree, nodes: Sequence[int], k: int, least: FloatArray | None = None) -> RankedChildren:
         """As ``candidates``, then the ``k`` best of each, without a Python object for a node.
 
         ``least``, float64 [len(nodes)]: a node's children that score less may be left out.
         """
-        ...
 
+    @abstractmethod
     def renumber(self, new_index: Mapping[int, int]) -> None:
         """The shape returns another tree than the one it asked about: node -> its index there; others are not in it."""
-        ...
 
 
 def ranked_children(
@@ -162,14 +164,15 @@ class Shape(ABC):
     """Decides which nodes to expand and how many children each gets.
 
     ``proposal`` says how children are chosen: the best ones (deterministic), or draws from q with or without
-    replacement. Class attributes: ``topology``, ``positional`` (the option that ``name:VALUE`` fills), ``summary``,
-    ``source``.
+    replacement. Class attributes: ``topology``, ``positional`` (the option that ``name:VALUE`` fills), ``scores``
+    (whether its trees tell their paths' probabilities), ``summary``, ``source``.
     """
 
     Options: ClassVar[type[ShapeOptions]] = ShapeOptions
     topology: ClassVar[Topology]
     kinds: ClassVar[frozenset[ProposalKind]]
     positional: ClassVar[str | None] = None
+    scores: ClassVar[bool] = False
     summary: ClassVar[str]
     source: ClassVar[str]
 

@@ -59,6 +59,9 @@ class BestFirstOptions(ShapeOptions):
     min_path_probability: Annotated[
         float, Field(ge=0.0, le=1.0, description="leave out paths whose probability, decay included, is below this")
     ] = 0.0
+    min_expand_probability: Annotated[
+        float, Field(ge=0.0, le=1.0, description="make no draft pass for what follows paths below this probability")
+    ] = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -75,6 +78,7 @@ class BestFirst(Shape):
     topology = Topology.TREE
     kinds = frozenset({ProposalKind.DETERMINISTIC})
     positional = "budget"
+    scores = True
     summary = "the paths that the drafter finds most probable, up to a node budget (presets specexec and eagle2)"
     source = "SpecExec, Svirschevski et al. 2024, arXiv:2406.02532; EAGLE-2, Li et al. 2024, arXiv:2406.16858"
 
@@ -119,6 +123,8 @@ class _Pool:
         self._log_decay = math.log(options.decay)
         least = options.min_path_probability
         self._least = math.log(least) if least > 0.0 else -math.inf
+        expand = options.min_expand_probability
+        self._least_expanded = math.log(expand) if expand > 0.0 else -math.inf
         self._scores = np.zeros(1)
         self._parents: Ints = np.full(1, -1, dtype=np.int64)
         self._tokens: Ints = np.full(1, root_token, dtype=np.int64)
@@ -129,8 +135,11 @@ class _Pool:
 
     def frontier(self, deepest: int) -> Ints:
         """The best unevaluated entries among the best, above depth ``deepest``: what the next draft pass is for."""
-        best = self._best if self._budget > 0 else self._best[:0]
-        is_open = (self._nodes[best] < 0) & (self._depths[best] < deepest)
+        # Once the budget is full, the last one's children, which score no more than it does, could only come too late.
+        best = self._best if len(self._best) <= self._budget else self._best[:-1]
+        is_open = (
+            (self._nodes[best] < 0) & (self._depths[best] < deepest) & (self._scores[best] >= self._least_expanded)
+        )
         if self._by_level:
             is_open &= best >= self._newest
         return best[is_open][: self._beam]
@@ -175,6 +184,7 @@ class _Pool:
         tree = TokenTree(int(self._tokens[0]))
         parents = np.searchsorted(entries, self._parents[entries[1:]])
         tree.extend(parents.tolist(), self._tokens[entries[1:]].tolist(), source)
+        tree.scores = np.exp(self._scores[entries]).tolist()
         nodes = self._nodes[entries]
         kept = np.flatnonzero(nodes >= 0)
         return tree, dict(zip(nodes[kept].tolist(), kept.tolist(), strict=True))
