@@ -58,7 +58,7 @@ def test_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("head", "model", "message"),
     [
-        ("eagle", "target", "a head of eagle, whose guesses depend on the path"),
+        ("eagle", "target", "a head of eagle; heads that guess each depth"),
         ("medusa", "other", "hidden size 32"),
         ("none", "target", "none"),
     ],

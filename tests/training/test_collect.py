@@ -285,6 +285,13 @@ def test_other_settings_are_refused_by_name(options: dict[str, object], words: s
         run(tmp_path / "f", **options)  # type: ignore[arg-type]
 
 
+def test_answers_through_other_kernels_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path / "f")
+    monkeypatch.setattr("outrider.training.collect.weight_format", lambda model: "int4")
+    with pytest.raises(UsageError, match='weights="full", now it is "int4"'):
+        run(tmp_path / "f")
+
+
 def test_a_changed_prompt_file_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "f")
     with pytest.raises(UsageError, match="begun with prompts="):

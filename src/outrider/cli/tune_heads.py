@@ -80,8 +80,8 @@ def _open(head: Path, engine: Engine) -> PerDepthObjective:
     network = load_head(head)
     if not isinstance(network, PerDepthNetwork):
         raise InvalidOptionError(
-            f"{head} is a head of {network.spec.method}, whose guesses depend on the path; give one of medusa or "
-            "hydra, or use 'outrider tune acceptance'"
+            f"{head} is a head of {network.spec.method}; heads that guess each depth by themselves have an accuracy to "
+            "measure: give one of medusa or hydra, or use 'outrider tune acceptance'"
         )
     check_head(network, DraftParts(engine.model, vocabulary_hash=partial(vocabulary_hash, engine.tokenizer)), str(head))
     return PerDepthObjective(network.to(engine.model.device), engine.model, PerDepthOptions(), torch.float32)
