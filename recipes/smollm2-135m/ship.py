@@ -71,9 +71,9 @@ def main() -> None:
 
 
 def copy_curves(source: Path, method: str, pictures: Path) -> None:
-    """The training's curves; behind those of its first stage, METHOD_a, where there was one."""
+    """The training's curves; behind those of its earlier stages METHOD_a, METHOD_b, ... where there were any."""
     rows: list[dict[str, Any]] = []
-    for stage in (source / f"{method}_a.curves.jsonl", source / f"{method}.curves.jsonl"):
+    for stage in (*sorted(source.glob(f"{method}_?.curves.jsonl")), source / f"{method}.curves.jsonl"):
         before = rows[-1]["tokens"] if rows else 0
         if stage.exists():
             rows += [{**row, "tokens": row["tokens"] + before} for row in read_curves(stage)]
