@@ -7,7 +7,7 @@ import pytest
 from engine.tiny_engines import build_engine, distance_from_plain, letters_tokenizer, random_prompts
 from outrider.config import EngineConfig
 from outrider.drafters.base import DraftBudget, DraftContext, DraftSession, Observation
-from outrider.drafters.ensemble import EnsembleSession, equal_shares
+from outrider.drafters.ensemble import EnsembleSession, equal_shares, mean_scores
 from outrider.engine.build import plan_parts
 from outrider.engine.engine import Engine
 from outrider.errors import IllegalCombinationError, InvalidOptionError
@@ -16,6 +16,7 @@ from outrider.models.toy import ToyModel
 from outrider.sampling.draw import SeededStream
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.transform import LogitsPipeline
+from outrider.trees.merge import merge
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind, Regime
 
@@ -102,6 +103,37 @@ def test_a_budget_keeps_the_best_of_the_union() -> None:
     }
     kept = paths(tree)
     assert min(scores[path] for path in kept) >= max(score for path, score in scores.items() if path not in kept)
+
+
+def test_scores_are_means_over_the_members() -> None:
+    first, second = TokenTree(7), TokenTree(7)
+    first.extend([0, 1], [3, 4])
+    first.scores = [1.0, 0.5, 0.4]
+    second.extend([0, 0, 2], [5, 3, 6])
+    second.scores = [1.0, 0.3, 0.2, 0.1]
+    merged = merge(first, second)
+    scores = {tuple(merged.path_tokens(node)): score for node, score in enumerate(mean_scores(merged, [first, second]))}
+    expected = {(3,): 0.35, (3, 4): 0.2, (5,): 0.15, (3, 6): 0.05}
+    assert {path: scores[path] for path in expected} == pytest.approx(expected)
+    assert mean_scores(merged, [first, TokenTree(7)])[merged.walk([3])[0]] == 0.25
+
+
+def test_a_member_hears_how_many_of_its_own_guesses_were_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, _ = session_of(build_engine(f"{BEST},budget=8"))
+    assert isinstance(session, EnsembleSession)
+    tree = session.propose(DraftBudget(64, 8)).tree
+    path = max((tree.path_tokens(node) for node in range(1, len(tree))), key=len)
+    own = [len(member.walk(path)) for member in session._trees if member is not None]
+    heard: list[int] = []
+    for member in session.members:
+        monkeypatch.setattr(member, "observe", lambda observation: heard.append(observation.accepted))
+    session.observe(Observation([*path, 1], accepted=len(path)))
+    assert heard == own
+    assert min(own) < len(path), "one member did not guess the whole path"
+
+
+def test_a_budget_above_the_members_own_is_theirs() -> None:
+    assert build_engine(f"{BEST},budget=100").lane(Regime.GREEDY).drafter.tree_size == 16
 
 
 def test_a_small_step_keeps_fewer() -> None:

@@ -110,8 +110,8 @@ def test_large_scores_and_hidden_entries_stay_finite() -> None:
     torch.testing.assert_close(out.float(), torch.full((2, 32), 60.0))
 
 
-def test_nothing_behind_the_last_entry_is_read() -> None:
-    """Keys come in fours; where the cache ends in the middle of four, whatever lies behind it must not count."""
+def test_nothing_behind_the_last_entry_counts() -> None:
+    """Keys come in fours; where the text ends in the middle of four, whatever lies behind it is read and not used."""
     shape = config(6, 2, 32)
     qkv = torch.randn(3, 10, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
     turns = torch.ones(3, 16, dtype=torch.complex64)

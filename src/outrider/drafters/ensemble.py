@@ -31,8 +31,6 @@ from outrider.trees.shapes.base import Shape
 from outrider.trees.token_tree import TokenTree
 from outrider.types import ProposalKind
 
-MOST_GUESSES = 4096
-
 
 class MemberOptions(DraftOptions):
     """Options of drafters that are made of others."""
@@ -49,9 +47,9 @@ class EnsembleOptions(MemberOptions):
         int,
         Field(
             ge=0,
-            le=MOST_GUESSES,
-            description="guesses kept of the union, by the members' mean path probability (members with best_first "
-            "only); 0 keeps all and shares the budget among the members",
+            le=4096,
+            description="guesses kept of the union, by the members' mean path probability, decay included (members "
+            "with best_first only); 0 keeps all and shares the budget among the members",
         ),
     ] = 0
 
@@ -88,7 +86,8 @@ class Ensemble(Drafter):
 
     @property
     def tree_size(self) -> int:
-        return self.budget or sum(member.tree_size for member in self.members)
+        together = sum(member.tree_size for member in self.members)
+        return min(self.budget, together) if self.budget else together
 
     def new_session(self) -> EnsembleSession:
         sizes = [member.tree_size for member in self.members]
@@ -142,7 +141,7 @@ class EnsembleSession(DraftSession):
 
 
 def mean_scores(merged: TokenTree, trees: Sequence[TokenTree]) -> list[float]:
-    """Path probability of each node of the union, averaged over ``trees``; 0 in a tree that lacks it.
+    """Score of each node of the union, averaged over ``trees``; 0 in a tree that lacks it.
 
     No node scores more than its parent, since none does in any tree.
     """

@@ -97,13 +97,16 @@ def _rotate(source: Any, turn: Any, target: Any, scale: float) -> None:
 
 @njit(cache=True, fastmath=True, nogil=True)
 def _score(queries: Any, keys_at: int, total: int, scores: Any) -> None:
-    """scores[r, s] = query r . key s of a multiple of four rows; columns behind ``total`` are not to be used."""
+    """scores[r, s] = query r . key s of a multiple of four rows.
+
+    Columns behind ``total`` are not to be used: they are of the entries behind it, up to three, which are there because
+    the values stand behind the keys.
+    """
     count, dim = queries.shape
-    last_at = keys_at + (total - 1) * dim * 2
     for s in range(0, total, TILE):
         for first in range(0, count, TILE):
             queries_at, scores_at = queries[first].ctypes.data, scores[first].ctypes.data + 4 * s
-            score_tile(queries_at, keys_at + s * dim * 2, last_at, dim, scores_at, scores.shape[1])
+            score_tile(queries_at, keys_at + s * dim * 2, dim, scores_at, scores.shape[1])
 
 
 @njit(cache=True, fastmath=True, nogil=True)

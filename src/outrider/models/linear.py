@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.models.checkpoint import GROUP, Int4Weight
 
 INT4_BLOCK = 4
-"""Rows that torch's int4 kernel takes in one go over the weights: a fifth costs as much as three to four."""
+"""Rows that torch's int4 kernel takes in one go over the weights: a fifth costs more than the three before it."""
 _INT4_ROWS = 32  # torch's int4 kernel works on blocks of output rows
 _PACK_ROWS_HINT = 8  # oneDNN picks a blocked layout for this many rows; it serves 1 to 64 rows well
 

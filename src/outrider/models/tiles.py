@@ -78,28 +78,24 @@ def _sums(builder: Any, vectors: list[Any]) -> Any:
 
 
 @intrinsic
-def score_tile(context: Any, queries_at: Any, keys_at: Any, last_at: Any, dim: Any, scores_at: Any, stride: Any) -> Any:
+def score_tile(context: Any, queries_at: Any, keys_at: Any, dim: Any, scores_at: Any, stride: Any) -> Any:
     """scores[q, k] = query q . key k of four queries and four keys.
 
     Args:
         queries_at: address of float32 [4, dim].
         keys_at: address of the first of four successive keys, bfloat16 [dim] each.
-        last_at: address of the last key there is, read in place of those behind it.
         dim: a multiple of 16.
         scores_at: address of the first query's four scores, float32.
         stride: floats between two queries' scores.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        queries_at, keys_at, last_at, dim, scores_at, stride = arguments
+        queries_at, keys_at, dim, scores_at, stride = arguments
         pairs = [(query, key) for query in range(TILE) for key in range(TILE)]
         totals = [cgutils.alloca_once(builder, _FLOATS) for _ in pairs]
         for total in totals:
             builder.store(_FLOATS([0.0] * LANES), total)
-        keys = []
-        for key in range(TILE):
-            address = _element(builder, keys_at, builder.mul(dim, _INT(key)), 2)
-            keys.append(builder.select(builder.icmp_signed("<", address, last_at), address, last_at))
+        keys = [_element(builder, keys_at, builder.mul(dim, _INT(key)), 2) for key in range(TILE)]
         rows = [_element(builder, queries_at, builder.mul(dim, _INT(query)), 4) for query in range(TILE)]
         with cgutils.for_range(builder, builder.sdiv(dim, _INT(LANES)), intp=_INT) as loop:
             offset = builder.mul(loop.index, _INT(LANES))
@@ -114,7 +110,7 @@ def score_tile(context: Any, queries_at: Any, keys_at: Any, last_at: Any, dim: A
             builder.store(four, _at(builder, target, four.type), align=4)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 6), generate
+    return types.void(*[types.int64] * 5), generate
 
 
 def _mixing(chunks: int) -> Any:

@@ -1,14 +1,14 @@
 """Turns speculation up, down and off by what it measures, so that it is never a loss that nobody sees.
 
 Three levels: plain decoding, a short tree, the full budget. What a level is worth is its speed against plain decoding:
-tokens kept over the time they took, in units of what a plain step takes *now* (a step that found nothing to guess
-measures that too, without its drafting). Acceptance is luck from step to step, and a few dozen steps cannot tell 10%
-from nothing, so a level is used while it *may* be the best: by the upper end of what its steps leave possible
-(discounted UCB, Garivier and Moulines 2011, arXiv:0805.3415), by what it did lately and in the longer run. A clear loss
-is seen after a few steps, a small one after some hundred; old steps count less and less, so a level that was turned off
-is tried again, the more rarely the more it lost. Steps in which a drafter found nothing, and paid nothing for that,
-say nothing about a level: they cost what plain ones cost. Only the clock is measured, no model of the machine is
-assumed.
+tokens kept over the time they took, in units of what a plain step takes, which is measured again every 64 steps at
+least (a step that found nothing to guess measures it too, without its drafting). Acceptance is luck from step to step,
+and a few dozen steps cannot tell 10% from nothing, so a level is used while it *may* be the best: by the upper end of
+what its steps leave possible (discounted UCB, Garivier and Moulines 2011, arXiv:0805.3415), by what it did lately and
+in the longer run. A clear loss is seen after a few steps, a small one after some hundred; old steps count less and
+less, so a level that was turned off is tried again, the more rarely the more it lost. Steps in which a drafter found
+nothing, and paid nothing for that, say nothing about a level: they cost what plain ones cost. Only the clock is
+measured, no model of the machine is assumed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ _MEMORIES = ((160.0, 1.0), (24.0, 1.5))
 finds small losses, the shorter one follows a turn for the worse."""
 _SPREAD = 0.5  # standard deviation of a step's tokens, relative, believed of a level before it has shown its own
 _OUTLIER = 4.0  # times its usual duration that a step counts at most: one disturbance decides nothing
-_PLAIN_STEPS = 2  # before anything else
-_PLAIN_WINDOW = 8  # plain steps whose median is what a plain step takes
+_PAUSE = 16  # steps without a level after which its next one is not counted: the drafter reads what it missed
+_PLAIN_STEPS = 3  # before anything else: the median of three forgives a cold first one
+_PLAIN_WINDOW = 5  # plain steps whose median is what a plain step takes
 _PLAIN_AGE = 64  # steps after which that is measured anew
+_CHANGED = 1.3  # times more or less that such a measurement is repeated at: the machine or the batch is another one
 _FREE = 0.02  # share of a step below which drafting costs nothing that matters: a look-up that found nothing
 
 
@@ -77,6 +79,7 @@ class _Level:
 
     def __init__(self, max_nodes: int) -> None:
         self.max_nodes = max_nodes
+        self.last_step = -_PAUSE
         self.memories = [_Memory(math.exp(-1.0 / steps), doubt) for steps, doubt in _MEMORIES]
 
     @property
@@ -102,16 +105,18 @@ class Controller:
         self._current: _Level | None = None
         self._plain: deque[float] = deque(maxlen=_PLAIN_WINDOW)
         self._plain_age = 0
+        self._is_plain_due = True
 
     @property
     def plain_seconds(self) -> float:
-        """What a plain step takes now; 0 before the first."""
+        """What a plain step takes; 0 before the first."""
         return median(self._plain) if self._plain else 0.0
 
     def choose(self) -> int:
         """Nodes that the next step may draft."""
         self.step += 1
-        if len(self._plain) < _PLAIN_STEPS or self._plain_age >= _PLAIN_AGE:
+        self._is_plain_due = len(self._plain) < _PLAIN_STEPS or self._plain_age >= _PLAIN_AGE
+        if self._is_plain_due:
             self._current = None
         else:
             best = max(self.levels, key=lambda level: level.hope, default=None)
@@ -134,10 +139,17 @@ class Controller:
             return
         is_plain = drafted == 0 and not has_extra_rows
         if self._current is not None and not (is_plain and draft_seconds <= _FREE * seconds):
-            self._current.add(emitted, seconds / self.plain_seconds)
+            if self.step - self._current.last_step < _PAUSE:
+                self._current.add(emitted, seconds / self.plain_seconds)
+            self._current.last_step = self.step
         self._plain_age += 1
         if is_plain:
-            self._plain.append(seconds - draft_seconds)
-            self._plain_age = 0
+            self._note_plain(seconds - draft_seconds)
         for level in self.levels:
             level.age()
+
+    def _note_plain(self, seconds: float) -> None:
+        """Take in what a plain step took; where it was asked for and came out otherwise, ask again at once."""
+        self._plain.append(seconds)
+        is_another = not 1.0 / _CHANGED < seconds / self.plain_seconds < _CHANGED
+        self._plain_age = _PLAIN_AGE if self._is_plain_due and is_another else 0

@@ -44,7 +44,8 @@ class TokenTree:
 
     ``tokens[n]``, ``parents[n]`` (-1 for the root), ``depths[n]`` and ``sources[n]`` (the drafter that proposed the
     node) are lists in topological order. Any ``rows`` are float tensors [vocabulary], probabilities. ``scores[n]`` is
-    the probability of the path to n by its drafter, root 1, where the shape tells it (``Shape.scores``), else empty.
+    the probability of the path to n by its drafter, the shape's decay included, where the shape tells it
+    (``Shape.scores``), else empty.
     """
 
     def __init__(self, root_token: int, kind: ProposalKind = ProposalKind.DETERMINISTIC) -> None:

@@ -4,7 +4,8 @@ Score of a node: the sum over its path of log q + log decay. Two ways of finding
 SpecExec's parallel search (Svirschevski et al. 2024, arXiv:2406.02532) evaluates the best unevaluated nodes of the
 whole tree together, pass after pass; EAGLE-2 (Li et al. 2024, arXiv:2406.16858) evaluates the best nodes of each level,
 then ranks all levels' children together. Scores fall along every path, so the best nodes always form a tree, and the
-search ends early when no node of the best ``budget`` is unevaluated: whatever it could still find would score less.
+search ends early when no node of the best ``budget`` is unevaluated, but for the last of a full budget: whatever it
+could still find would score less.
 Deterministic only: choosing drawn children by value would bias the output. Knows nothing of models.
 """
 
@@ -60,7 +61,10 @@ class BestFirstOptions(ShapeOptions):
         float, Field(ge=0.0, le=1.0, description="leave out paths whose probability, decay included, is below this")
     ] = 0.0
     min_expand_probability: Annotated[
-        float, Field(ge=0.0, le=1.0, description="make no draft pass for what follows paths below this probability")
+        float,
+        Field(
+            ge=0.0, le=1.0, description="make no draft pass behind paths whose probability, decay included, is below"
+        ),
     ] = 0.0
 
     @model_validator(mode="before")
