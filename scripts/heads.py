@@ -39,7 +39,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.recorded import guess_along
 from outrider.engine.result import Result
 
-ROWS = Path(os.environ.get("ROWS", ROOT / "docs" / "results" / "heads.jsonl"))
+ROWS = ROOT / "docs" / "results" / "heads.jsonl"
 NEW_TOKENS = 128
 GROUPS = (*FIVE, "mt_bench")
 
@@ -75,9 +75,6 @@ ARMS = {
     "plain": Arm(),
     "default": Arm("auto", adaptive=True),
     "plain-t1": Arm(temperature=1.0),
-    "suffix+eagle3": Arm(
-        "hybrid:(suffix@chain:7)+(eagle3@best_first:4,depth=4,decay=1,min_path_probability=0.2)", adaptive=True
-    ),
     "default-t1": Arm("auto", temperature=1.0),
     # Acceptance, bfloat16.
     "plain-bf16": Arm(weights="bf16"),
