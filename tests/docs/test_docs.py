@@ -187,7 +187,8 @@ def on_toy(command: str, folder: Path) -> list[str]:
         (folder / "prompts.jsonl").write_text('{"prompt": "Hello"}\n{"turns": ["Good day"]}\n')
     for option, value in (("--draft-model", "toy-draft"), ("--model", "toy"), ("--max-new-tokens", "6")):
         if option in arguments:
-            arguments[arguments.index(option) + 1] = value
+            place = arguments.index(option) + 1
+            arguments[place] = ",".join([value] * len(arguments[place].split(",")))  # drafters may have several models
         elif option != "--draft-model":
             arguments += [option, value]
     for option in {"--dtype", "--weights"} & set(arguments):  # a table has neither
