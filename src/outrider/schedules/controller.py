@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from statistics import median
 
 SHORT_TREE = 3
-_MEMORIES = ((160.0, 1.0), (24.0, 1.5))
-"""Steps after which a step counts 1/e, and standard errors above the mean that a level is given: the longer memory
-finds small losses, the shorter one follows a turn for the worse."""
+_MEMORY = 160.0  # steps after which a step counts 1/e
+_MEMORIES = ((math.inf, 1.0), (24.0, 1.5))
+"""Steps of its own after which a level's step counts 1/e besides, and standard errors above the mean that the level is
+given: the longer memory finds small losses, the shorter one follows a turn for the worse."""
 _SPREAD = 0.5  # standard deviation of a step's tokens, relative, believed of a level before it has shown its own
 _OUTLIER = 4.0  # times its usual duration that a step counts at most: one disturbance decides nothing
-_PAUSE = 16  # steps without a level after which its next one is not counted: the drafter reads what it missed
+_RESUMED = 1.5  # the same behind a pause, where the drafter first reads what it missed
+_PAUSE = 16  # steps without a level that make a pause
 _PLAIN_STEPS = 3  # before anything else: the median of three forgives a cold first one
 _PLAIN_WINDOW = 5  # plain steps whose median is what a plain step takes
 _PLAIN_AGE = 64  # steps after which that is measured anew
@@ -36,7 +38,7 @@ _FREE = 0.02  # share of a step below which drafting costs nothing that matters:
 class _Memory:
     """Discounted sums over steps: tokens x, and durations y in plain steps."""
 
-    keep: float  # what a step counts one step later
+    own: float  # what a step counts one step of the level later
     doubt: float
     count: float = 0.0
     x: float = 0.0
@@ -45,9 +47,10 @@ class _Memory:
     xy: float = 0.0
     yy: float = 0.0
 
-    def add(self, tokens: float, duration: float) -> None:
-        if self.count > 1.0:
-            duration = min(duration, _OUTLIER * self.y / self.count)
+    def add(self, tokens: float, duration: float, most: float) -> None:
+        if self.count > 0.0:
+            duration = min(duration, most * self.y / self.count)
+        self._forget(self.own)
         self.count += 1.0
         self.x += tokens
         self.y += duration
@@ -56,12 +59,15 @@ class _Memory:
         self.yy += duration * duration
 
     def age(self) -> None:
-        self.count *= self.keep
-        self.x *= self.keep
-        self.y *= self.keep
-        self.xx *= self.keep
-        self.xy *= self.keep
-        self.yy *= self.keep
+        self._forget(math.exp(-1.0 / _MEMORY))
+
+    def _forget(self, keep: float) -> None:
+        self.count *= keep
+        self.x *= keep
+        self.y *= keep
+        self.xx *= keep
+        self.xy *= keep
+        self.yy *= keep
 
     @property
     def hope(self) -> float:
@@ -79,16 +85,20 @@ class _Level:
 
     def __init__(self, max_nodes: int) -> None:
         self.max_nodes = max_nodes
-        self.last_step = -_PAUSE
+        self.last_step: int | None = None
         self.memories = [_Memory(math.exp(-1.0 / steps), doubt) for steps, doubt in _MEMORIES]
 
     @property
     def hope(self) -> float:
         return min(memory.hope for memory in self.memories)
 
-    def add(self, tokens: float, duration: float) -> None:
-        for memory in self.memories:
-            memory.add(tokens, duration)
+    def add(self, step: int, tokens: float, duration: float) -> None:
+        """Take in a step. The first one is not counted: the drafter reads the prompt, code is loaded."""
+        if self.last_step is not None:
+            most = _OUTLIER if step - self.last_step < _PAUSE else _RESUMED
+            for memory in self.memories:
+                memory.add(tokens, duration, most)
+        self.last_step = step
 
     def age(self) -> None:
         for memory in self.memories:
@@ -139,9 +149,7 @@ class Controller:
             return
         is_plain = drafted == 0 and not has_extra_rows
         if self._current is not None and not (is_plain and draft_seconds <= _FREE * seconds):
-            if self.step - self._current.last_step < _PAUSE:
-                self._current.add(emitted, seconds / self.plain_seconds)
-            self._current.last_step = self.step
+            self._current.add(self.step, emitted, seconds / self.plain_seconds)
         self._plain_age += 1
         if is_plain:
             self._note_plain(seconds - draft_seconds)
