@@ -23,7 +23,7 @@ _MEMORY = 160.0  # steps after which a step counts 1/e
 _MEMORIES = ((math.inf, 1.0), (24.0, 1.5))
 """Steps of its own after which a level's step counts 1/e besides, and standard errors above the mean that the level is
 given: the longer memory finds small losses, the shorter one follows a turn for the worse."""
-_SPREAD = 0.5  # standard deviation of a step's tokens, relative, believed of a level before it has shown its own
+_SPREAD = 1.0  # standard deviation of a step's tokens, relative, believed of a level before it has shown its own
 _OUTLIER = 4.0  # times its usual duration that a step counts at most: one disturbance decides nothing
 _RESUMED = 1.5  # the same behind a pause, where the drafter first reads what it missed
 _PAUSE = 16  # steps without a level that make a pause
