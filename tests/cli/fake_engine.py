@@ -28,6 +28,7 @@ class FakeEngine:
         self.interrupt_after = interrupt_after
         self.prompts: list[object] = []
         self.sessions: list[object] = []
+        self.parts: list[dict[str, object]] = []
         self.closed = 0
 
     def encode(self, prompt: str | Sequence[Mapping[str, str]], raw: bool = False) -> list[int]:
@@ -63,6 +64,10 @@ class FakeEngine:
 
     def new_session(self) -> object:
         return object()
+
+    def with_parts(self, **parts: object) -> FakeEngine:
+        self.parts.append(parts)
+        return self
 
     def plain(self) -> FakeEngine:
         return self

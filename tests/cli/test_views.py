@@ -53,6 +53,7 @@ def test_demo_ends_with_the_comparison(
     monkeypatch.setattr(outrider, "compare_outputs", lambda *_: Same(), raising=False)
     assert app.run(["demo", "--drafter", "ngram:x=1"]) == 0
     assert loader.options[0].drafter == "ngram:x=1"
+    assert loader.engine.parts == [{"adaptive": False}], "the warm-up drafts, whatever the controller would begin with"
     out = capsys.readouterr().out
     assert out.count("you said: Repeat the following") == 2
     assert out.splitlines()[-2:] == ["speed-up when decoding: 1.00x", "outputs are identical (160 tokens)"]
