@@ -14,7 +14,6 @@ from outrider.models.base import Segment
 from outrider.models.decoder import Decoder
 from outrider.models.gguf import GGUFCheckpoint
 from outrider.models.store import pull
-from outrider.training.collect import weight_format
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from peers import transformers_model
@@ -120,6 +119,6 @@ def test_tokens_per_second_is_not_absurd(int4_engine: Engine, prompts: list[list
 
 def test_which_kernels_a_models_rows_went_through(float32_engine: Engine, int4_engine: Engine) -> None:
     """What feature folders are kept apart by, and what default trees are made for."""
-    assert weight_format(float32_engine.model) == "full"
-    assert weight_format(int4_engine.model) == "int4"
+    assert float32_engine.model.weight_format == "full"
+    assert int4_engine.model.weight_format == "int4"
     assert (float32_engine.model.cheap_rows, int4_engine.model.cheap_rows) == (8, 4)

@@ -114,32 +114,35 @@ def test_a_step_without_a_guess_is_booked_as_plain_whatever_was_allowed() -> Non
     assert full.hope < math.inf, "a head that was asked and let nothing through did cost something"
 
 
+def find_nothing(controller: Controller, steps: int, seconds: float, **paid: float | bool) -> list[int]:
+    """Budgets chosen where no guess is ever found, and a step that might have made one takes ``seconds``."""
+    sizes = []
+    for _ in range(steps):
+        sizes.append(controller.choose())
+        if sizes[-1]:
+            controller.record(0, 1, seconds, **paid)  # type: ignore[arg-type]
+        else:
+            controller.record(0, 1, 0.012)
+    return sizes
+
+
 def test_drafting_that_found_nothing_is_taken_off_a_plain_steps_time() -> None:
     """A head that is asked each time and lets no guess through: what a plain step takes is known without trying one."""
     controller = Controller(8)
-    for _ in range(40):
-        size = controller.choose()
-        controller.record(0, 1, 0.013 if size else 0.012, 0.001 if size else 0.0)
+    find_nothing(controller, 40, 0.013, draft_seconds=0.001)
     assert controller.plain_seconds == pytest.approx(0.012)
 
 
 def test_a_drafter_that_pays_and_finds_nothing_is_turned_off() -> None:
     """A draft model whose confidence stop lets no guess through still costs its forward."""
-    controller = Controller(8)
-    sizes = []
-    for _ in range(500):
-        sizes.append(controller.choose())
-        controller.record(0, 1, 0.018 if sizes[-1] else 0.012, 0.006 if sizes[-1] else 0.0)
+    sizes = find_nothing(Controller(8), 500, 0.018, draft_seconds=0.006)
     assert sizes.count(0) > 0.85 * len(sizes)
 
 
 def test_extra_rows_that_find_nothing_are_paid_for() -> None:
     """Lookahead's window makes the target's pass dearer, whether or not it offers a guess."""
     controller = Controller(8)
-    sizes = []
-    for _ in range(500):
-        sizes.append(controller.choose())
-        controller.record(0, 1, 0.030 if sizes[-1] else 0.012, has_extra_rows=sizes[-1] > 0)
+    sizes = find_nothing(controller, 500, 0.030, has_extra_rows=True)
     assert sizes.count(0) > 0.9 * len(sizes)
     assert controller.plain_seconds == pytest.approx(0.012)
 

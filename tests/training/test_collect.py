@@ -16,6 +16,7 @@ import torch
 from tiny_targets import CHAT, toy_target, write_rows
 
 from outrider.errors import InvalidOptionError, RunError, UsageError
+from outrider.models.toy import ToyModel
 from outrider.training import collect_folder
 from outrider.training.answer_tokens import export_answers, read_answers
 from outrider.training.collect import CollectOptions, Progress, collect, replay, target_fingerprint
@@ -287,7 +288,7 @@ def test_other_settings_are_refused_by_name(options: dict[str, object], words: s
 
 def test_answers_through_other_kernels_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "f")
-    monkeypatch.setattr("outrider.training.collect.weight_format", lambda model: "int4")
+    monkeypatch.setattr(ToyModel, "weight_format", "int4")
     with pytest.raises(UsageError, match='weights="full", now it is "int4"'):
         run(tmp_path / "f")
 

@@ -19,7 +19,6 @@ from outrider.heads.build import untrained_head
 from outrider.heads.file import HEAD_FILE, load_head
 from outrider.heads.network import DraftNetwork
 from outrider.models.base import FINAL_HIDDEN, LanguageModel
-from outrider.models.decoder import Decoder
 from outrider.models.fingerprint import fingerprint
 
 AUTO, RANDOM = "auto", "random"
@@ -41,8 +40,7 @@ class HeadOptions(DraftOptions):
 
     def wants_int4(self, target: LanguageModel) -> bool:
         """Whether the head's products are rounded to 4-bit groups."""
-        is_int4 = isinstance(target, Decoder) and target.has_int4
-        return self.weights == "int4" or (self.weights == "auto" and is_int4)
+        return self.weights == "int4" or (self.weights == "auto" and target.weight_format == "int4")
 
 
 class RecurrentHeadOptions(HeadOptions):

@@ -107,10 +107,10 @@ def _check_toy(spec: str, config: EngineConfig) -> None:
 
 def weights_label(decoder: Decoder) -> str:
     """How the matrices ended up being held, for ``describe``."""
-    plan = decoder.plan
-    if decoder.has_int4:
+    plan, name = decoder.plan, decoder.weight_format
+    if name == WeightFormat.INT4:
         return "int4 groups of 32, bfloat16 for many rows"
-    if plan.packed and plan.format is WeightFormat.INT8:
+    if name == WeightFormat.INT8:
         return "int8 rows, bfloat16 for many rows"
     return str(plan.dtype).removeprefix("torch.") + (" (prepacked)" if plan.packed else "")
 

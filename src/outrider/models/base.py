@@ -167,6 +167,11 @@ class LanguageModel(ABC):
         return False
 
     @property
+    def weight_format(self) -> str:
+        """Which kernels few rows go through: int4, int8 or full. Answers and hidden states depend on it a little."""
+        return "full"
+
+    @property
     def cheap_rows(self) -> int:
         """Rows of a pass that cost little more than one: what default trees are made for."""
         return 8

@@ -67,14 +67,6 @@ def _softmax(scores: Any) -> Any:
 
 
 @njit(cache=True, fastmath=True, nogil=True)
-def _normalise(scores: Any) -> None:
-    """softmax(scores) in place."""
-    share = np.float32(1.0) / _softmax(scores)
-    for s in range(len(scores)):
-        scores[s] *= share
-
-
-@njit(cache=True, fastmath=True, nogil=True)
 def _hide(bias: Any, scores: Any, group: int) -> None:
     """A large penalty for entries that a row does not see: fastmath assumes finite numbers, so it is not -inf."""
     rows, total = bias.shape
@@ -135,7 +127,8 @@ def _attention(
     out = carray(pointer(out_at), (rows, heads, dim), np.uint16)
     count = -(-rows * group // TILE) * TILE  # whole tiles; rows behind the last query stay zero
     queries, mixed = np.zeros((count, dim), np.float32), np.empty((count, dim), np.float32)
-    scores, turned = np.empty((count, -(-total // TILE) * TILE), np.float32), np.empty(dim, np.float32)
+    scores, shares = np.empty((count, -(-total // TILE) * TILE), np.float32), np.empty(count, np.float32)
+    turned = np.empty(dim, np.float32)
     for head in range(kv_heads):
         for row in range(rows):
             _rotate(qkv[row, heads + head], turns[row], turned, 1.0)
@@ -151,13 +144,14 @@ def _attention(
         if bias_at != 0:
             _hide(carray(pointer(bias_at), (rows, total), np.uint16), scores, group)
         for query in range(rows * group):
-            _normalise(scores[query, :total])
+            shares[query] = np.float32(1.0) / _softmax(scores[query, :total])
         _mix(scores, entries_at + (kv_heads + head) * entry, total, mixed)
         for row in range(rows):
             for member in range(group):
-                result, mixture = out[row, head * group + member], mixed[row * group + member]
+                query = row * group + member
+                result, mixture, share = out[row, head * group + member], mixed[query], shares[query]
                 for j in range(dim):
-                    result[j] = bf16_bits(mixture[j])
+                    result[j] = bf16_bits(mixture[j] * share)
 
 
 @njit(cache=True, fastmath=True, nogil=True)

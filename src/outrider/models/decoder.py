@@ -23,7 +23,7 @@ from outrider.models.linear import INT4_BLOCK, Linear
 from outrider.models.operations import Place, choose_operations
 from outrider.models.request import check_request
 from outrider.models.rope import Rope, interleaved_rows
-from outrider.models.weights import WeightLoader, WeightPlan
+from outrider.models.weights import WeightFormat, WeightLoader, WeightPlan
 
 
 @dataclass(slots=True)
@@ -88,6 +88,12 @@ class Decoder(LanguageModel):
     @property
     def supports_skip(self) -> bool:
         return True
+
+    @property
+    def weight_format(self) -> str:
+        if self.has_int4:
+            return WeightFormat.INT4.value
+        return WeightFormat.INT8.value if self.plan.format is WeightFormat.INT8 else super().weight_format
 
     @property
     def cheap_rows(self) -> int:

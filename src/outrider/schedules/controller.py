@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 
 SHORT_TREE = 3
-_MEMORY = 160.0  # steps after which a step counts 1/e
+_KEEP = math.exp(-1.0 / 160.0)  # what a step counts one step later
 _MEMORIES = ((math.inf, 1.0), (24.0, 1.5))
 """Steps of its own after which a level's step counts 1/e besides, and standard errors above the mean that the level is
 given: the longer memory finds small losses, the shorter one follows a turn for the worse."""
@@ -59,7 +59,7 @@ class _Memory:
         self.yy += duration * duration
 
     def age(self) -> None:
-        self._forget(math.exp(-1.0 / _MEMORY))
+        self._forget(_KEEP)
 
     def _forget(self, keep: float) -> None:
         self.count *= keep

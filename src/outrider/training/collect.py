@@ -19,9 +19,7 @@ from outrider.engine.loading import LoadedModel
 from outrider.errors import InvalidOptionError, UsageError
 from outrider.heads.build import three_layers
 from outrider.models.base import FINAL_HIDDEN, LanguageModel
-from outrider.models.decoder import Decoder
 from outrider.models.fingerprint import fingerprint as model_fingerprint
-from outrider.models.weights import WeightFormat
 from outrider.sampling.params import usage_error
 from outrider.text.prompt_file import PromptRow
 from outrider.text.tokenizer import Tokenizer
@@ -97,7 +95,7 @@ def collect(
     key = target_fingerprint(loaded, options.features)
     settings: dict[str, object] = {"prompts": digest(rows), "repeats": plan.repeats, "seed": plan.seed}
     settings |= {"temperatures": plan.temperatures, "max_new_tokens": plan.max_new_tokens}
-    settings |= {"max_prompt_tokens": plan.max_prompt_tokens, "weights": weight_format(model)}
+    settings |= {"max_prompt_tokens": plan.max_prompt_tokens, "weights": model.weight_format}
     tokens, too_long = tokens_at_most(rows, encoder, plan)
     if too_long and not tokens:
         raise UsageError(f"every prompt has more than {plan.max_prompt_tokens} tokens; raise --max-prompt-tokens")
@@ -128,7 +126,7 @@ def replay(loaded: LoadedModel, answers: Path, options: CollectOptions, output: 
     recorded = read_answers(answers, key)
     at_most = sum(len(one.tokens) for one in recorded) * key.bytes_per_token()
     check_room(output, at_most)
-    settings = {"answers": answer_tokens_digest(answers), "weights": weight_format(loaded.model)}
+    settings = {"answers": answer_tokens_digest(answers), "weights": loaded.model.weight_format}
     with CollectFolder(output, key, settings, options.shard_megabytes * 2**20) as folder:
         done = {index for shard in folder.shards for index in shard.index}
         progress = Progress(len(recorded), len(done), bytes_at_most=at_most)
@@ -157,14 +155,6 @@ def target_fingerprint(loaded: LoadedModel, features: Sequence[Feature] | None =
     dtype = str(model.dtype).removeprefix("torch.")
     template = template_digest(tokenizer)
     return Fingerprint(target, tokenizer.fingerprint(), template, names, model.hidden_size, model.vocab_size, dtype)
-
-
-def weight_format(model: LanguageModel) -> str:
-    """Which kernels a target's rows went through: int4, int8 or full. Its answers and hidden states depend on it."""
-    if isinstance(model, Decoder) and model.has_int4:
-        return WeightFormat.INT4.value
-    is_int8 = isinstance(model, Decoder) and model.plan.format is WeightFormat.INT8
-    return WeightFormat.INT8.value if is_int8 else "full"
 
 
 def template_digest(tokenizer: Tokenizer) -> str:
